@@ -1,0 +1,130 @@
+"""The command line: `python -m minimodel generate | train`.
+
+torch is loaded by the command that needs it, so that `--help` answers at once.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")    # before torch: see `train`'s help
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="python -m minimodel",
+        description="A toy Mixture-of-Experts model and the machine that serves it.",
+        epilog="Each command explains itself: python -m minimodel generate --help")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add_generate(commands)
+    add_train(commands)
+    return top
+
+
+def add_generate(commands) -> None:
+    generate = commands.add_parser(
+        "generate", help="continue a prompt",
+        description="Continue the bytes of a file, greedily, and print the answer as it is written. "
+                    "The start token is added. The toy answers questions about a town notebook: "
+                    "lines such as 'The code of the red door is 4821.', then a line "
+                    "'Q: What is the code of the red door?'")
+    generate.add_argument("--prompt-file", required=True, metavar="F",
+                          help="file with the prompt, plain bytes; - reads standard input")
+    generate.add_argument("--max-tokens", type=int, default=64, metavar="N",
+                          help="write at most N tokens (one byte each; default 64)")
+    generate.add_argument("--model", type=Path, metavar="DIR",
+                          help="checkpoint folder in GLM-4-MoE format (default: the shipped toy)")
+    generate.add_argument("--without-cache", action="store_true",
+                          help="read the whole text again for every token: same answer, slower")
+    generate.set_defaults(run=run_generate)
+
+
+def add_train(commands) -> None:
+    train = commands.add_parser(
+        "train", help="train the toy, or a smaller one",
+        description="Train from random weights, or go on where a stopped run left off. Ctrl-C "
+                    "saves the run; the same command resumes it. Use two threads only on a "
+                    "machine that is otherwise idle: OMP_WAIT_POLICY=PASSIVE, set here unless "
+                    "you set it, keeps them from spinning.")
+    train.add_argument("--small", action="store_true",
+                       help="the small recipe, a few minutes (default: the shipped toy's, about an hour)")
+    train.add_argument("--out", type=Path, default=None, metavar="DIR",
+                       help="folder for the run and its checkpoint (default: run-toy or run-small)")
+    train.add_argument("--seed", type=int, default=0, help="seed of weights and texts (default 0)")
+    train.add_argument("--threads", type=int, default=2, help="torch's threads (default 2)")
+    train.add_argument("--float32", action="store_true",
+                       help="multiply in float32, for processors without bfloat16 instructions")
+    train.set_defaults(run=run_train)
+
+
+def run_generate(options: argparse.Namespace) -> None:
+    prompt = read_prompt(options.prompt_file)
+    import torch
+
+    from .engine import generate
+    from .model import checkpoint
+    from .tokenizer import decode_bytes, encode
+
+    torch.set_num_threads(1)
+    model = checkpoint.load(options.model or checkpoint.TOY)
+    write = generate.stream_without_cache if options.without_cache else generate.stream_with_cache
+    for token in write(model, encode(prompt), options.max_tokens):
+        sys.stdout.buffer.write(decode_bytes([token]))
+        sys.stdout.buffer.flush()
+    sys.stdout.buffer.write(b"\n")
+
+
+def read_prompt(name: str) -> bytes:
+    prompt = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    if not prompt:
+        raise ValueError(f"the prompt file {name} is empty: write at least one byte into it")
+    return prompt
+
+
+def run_train(options: argparse.Namespace) -> None:
+    if options.threads < 1:
+        raise ValueError(f"--threads {options.threads} must be at least 1")
+    folder = options.out or Path("run-small" if options.small else "run-toy")
+    from dataclasses import replace
+
+    import torch
+    from tqdm import tqdm
+
+    from .model import checkpoint, train
+
+    torch.set_num_threads(options.threads)
+    recipe = replace(train.SMALL if options.small else train.SHIPPED,
+                     seed=options.seed, bfloat16=not options.float32)
+    with tqdm(total=recipe.num_steps, unit="step", disable=None) as bar:
+        def progress(line: dict) -> None:
+            bar.n = line["step"]
+            bar.refresh()
+            recall = "-" if line["recall"] is None else f"{line['recall']:.0%}"
+            tqdm.write(f"step {line['step']:5} of {recipe.num_steps}  rows of {line['length']:4}  "
+                       f"loss {line['loss']:.3f}  recall {recall:>4}")
+
+        model = train.train(recipe, folder, progress=progress, should_stop=train.StopOnSignal())
+    if model is None:
+        print(f"Stopped and saved in {folder}. The same command goes on from there.")
+        return
+    checkpoint.save(model, folder / "checkpoint")
+    print(f"Done. Try: python -m minimodel generate --model {folder / 'checkpoint'} --prompt-file F")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    try:
+        options.run(options)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""The dense KV cache: one stretch of memory per sequence, as long as it may ever get.
+
+The life of a cache:
+1. it is made with room for `capacity` tokens of each sequence, all of it set aside at once;
+2. `batch(new)` says what the next step adds: so many new tokens to each sequence;
+3. the model writes the new tokens' entries layer by layer and reads back all there are;
+4. `commit(batch)` counts them as noted, and the next step may build on them.
+
+A step that fails before `commit` leaves the cache as it was: its rows are written over.
+Simple and fast, and wasteful: chapter 08 measures how much of the memory stays empty.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from ..config import ModelConfig
+from ..model.batch import Batch, Part
+
+
+class DenseCache:
+    """Entries of `num_sequences` sequences: [layers, sequences, capacity, entry_width]."""
+
+    def __init__(self, config: ModelConfig, capacity: int, num_sequences: int = 1,
+                 dtype: torch.dtype = torch.float32):
+        if capacity < 1 or num_sequences < 1:
+            raise ValueError(f"a cache for {num_sequences} sequences of {capacity} tokens holds "
+                             "nothing: both must be at least 1")
+        if capacity > config.context:
+            raise ValueError(f"capacity={capacity} is beyond the model's context of "
+                             f"{config.context} tokens: ask for at most that many")
+        self.capacity = capacity
+        self.lengths = [0] * num_sequences
+        self.entries = torch.zeros(config.num_layers, num_sequences, capacity, config.entry_width,
+                                   dtype=dtype)
+
+    def batch(self, new: Sequence[int]) -> Batch:
+        """A step that adds `new` tokens to each sequence. Raises ValueError where one is full."""
+        if len(new) != len(self.lengths):
+            raise ValueError(f"new={tuple(new)} must name all {len(self.lengths)} sequences of the cache")
+        for sequence, (count, length) in enumerate(zip(new, self.lengths, strict=True)):
+            if length + count > self.capacity:
+                raise ValueError(
+                    f"sequence {sequence} has {length} tokens noted and {count} new ones, over the "
+                    f"cache's capacity of {self.capacity}: make a larger cache")
+        return Batch(new=new, past=self.lengths)
+
+    def write(self, layer: int, entries: torch.Tensor, batch: Batch) -> None:
+        for part in batch.parts:
+            self.entries[layer, part.sequences, part.past:part.length] = (
+                entries[part.rows].unflatten(0, (part.count, part.new)))
+
+    def read(self, layer: int, part: Part) -> torch.Tensor:
+        return self.entries[layer, part.sequences, :part.length]
+
+    def commit(self, batch: Batch) -> None:
+        """Count a step's tokens as noted. Raises ValueError for a batch made at another length."""
+        if list(batch.past) != self.lengths:
+            raise ValueError(f"this step was planned when {list(batch.past)} tokens were noted, "
+                             f"but the cache holds {self.lengths}: plan it again with batch()")
+        self.lengths = [past + new for past, new in zip(batch.past, batch.new, strict=True)]
+        self.check()
+
+    def check(self) -> None:
+        """Raise AssertionError if a length leaves the memory that was set aside."""
+        assert all(0 <= length <= self.capacity for length in self.lengths), (
+            f"lengths {self.lengths} must stay within the capacity of {self.capacity}")
+
+    def stats(self) -> dict[str, int]:
+        """Bytes set aside and bytes that hold entries of noted tokens."""
+        layers, sequences, capacity, width = self.entries.shape
+        one_token = layers * width * self.entries.element_size()
+        return {"reserved_bytes": sequences * capacity * one_token,
+                "used_bytes": sum(self.lengths) * one_token}

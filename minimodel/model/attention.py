@@ -1,0 +1,85 @@
+"""Grouped-query attention with rotary positions: how a token reads the notes before it.
+
+For each token, in each layer:
+1. project it to a query per head, and to a key and a value per KV head;
+2. turn query and key by an angle that grows with the position (rotary positions), so
+   that their product depends on the distance between two tokens alone;
+3. note the turned key and the value: that pair is the layer's *entry* for this token;
+4. score the query against every key up to its own position, and mix the values.
+
+Several query heads share a KV head, so fewer numbers are noted (GQA, arXiv 2305.13245).
+The names of the weights are those of `transformers`' Glm4Moe files.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ..config import ModelConfig
+from .batch import KV, Batch, Part
+
+
+def rotary_angles(positions: torch.Tensor, config: ModelConfig, dtype: torch.dtype):
+    """Cosine and sine of every pair's angle at every position: two of [rows, head_dim / 2].
+
+    Pair i of a head turns by position / theta^(2 i / head_dim): the first pairs fast, the
+    last hardly at all (RoPE, arXiv 2104.09864). Angles need float32 or better.
+    """
+    precise = torch.promote_types(dtype, torch.float32)
+    pairs = torch.arange(0, config.head_dim, 2, dtype=precise) / config.head_dim
+    angles = positions[:, None].to(precise) * (1.0 / config.rope_theta ** pairs)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Turn each pair (i, i + head_dim / 2) of x [rows, heads, head_dim] by its row's angle."""
+    first, second = x.chunk(2, dim=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, queries, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, keys, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, keys, bias=False)
+        self.o_proj = nn.Linear(queries, config.hidden_size, bias=False)
+
+    def forward(self, x: torch.Tensor, angles, layer: int, kv: KV, batch: Batch) -> torch.Tensor:
+        """x [rows, hidden] to the same shape, writing this layer's entries into `kv` on the way."""
+        head = self.config.head_dim
+        q = rotate(self.q_proj(x).unflatten(-1, (-1, head)), *angles)    # [rows, heads, head_dim]
+        k = rotate(self.k_proj(x).unflatten(-1, (-1, head)), *angles)    # [rows, kv_heads, head_dim]
+        kv.write(layer, torch.cat((k.flatten(1), self.v_proj(x)), dim=-1), batch)
+        mixed = [self.attend(q[part.rows], kv.read(layer, part), part) for part in batch.parts]
+        return self.o_proj(mixed[0] if len(mixed) == 1 else torch.cat(mixed))
+
+    def attend(self, q: torch.Tensor, entries: torch.Tensor, part: Part) -> torch.Tensor:
+        """One rectangle: q [count * new, heads, head_dim], entries [count, length, entry_width].
+
+        Returns the mixed values, [count * new, heads * head_dim].
+        """
+        q = q.unflatten(0, (part.count, part.new)).transpose(1, 2)       # [count, heads, new, head_dim]
+        k, v = entries.unflatten(-1, (2, self.config.num_kv_heads, -1)).unbind(2)
+        k, v = k.transpose(1, 2), v.transpose(1, 2)                      # [count, kv_heads, length, head_dim]
+        if part.past == 0:
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        else:
+            mixed = F.scaled_dot_product_attention(q, k, v, causal_mask(part), enable_gqa=True)
+        return mixed.transpose(1, 2).flatten(0, 1).flatten(1)
+
+
+def causal_mask(part: Part) -> torch.Tensor | None:
+    """Row i of a chunk reads the past and rows 0 to i of its chunk: [new, length], true = may read.
+
+        past = 3, new = 2:   1 1 1 1 .
+                             1 1 1 1 1
+
+    A single new row reads everything, so it needs no mask.
+    """
+    if part.new == 1:
+        return None
+    return torch.ones(part.new, part.length, dtype=torch.bool).tril(part.past)

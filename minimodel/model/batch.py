@@ -1,0 +1,127 @@
+"""Who is in this step: a flat, ragged batch, and the protocol by which attention meets the notes.
+
+A step computes new tokens of several sequences in one call. Their rows lie one after
+another in one flat tensor, with no padding:
+
+    rows      0 1 2 3 4 | 5 | 6 | 7 8 9
+    sequence  0         | 1 | 2 | 3          new  = 5, 1, 1, 3
+                                             past = 0, 7, 7, 4  (tokens already noted)
+
+Attention is the only part of the model that looks across rows, and it needs rectangles.
+`parts()` cuts the batch into as few as it can: neighbours with equal `new` and `past`
+share one (sequences 1 and 2 above).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True)
+class Part:
+    """A rectangle of the batch: `count` sequences, each with `new` rows after `past` entries."""
+
+    first_row: int
+    first_sequence: int
+    count: int
+    new: int
+    past: int
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.first_row, self.first_row + self.count * self.new)
+
+    @property
+    def sequences(self) -> slice:
+        return slice(self.first_sequence, self.first_sequence + self.count)
+
+    @property
+    def length(self) -> int:
+        """Entries each sequence has once this step's are written."""
+        return self.past + self.new
+
+
+@dataclass(frozen=True)
+class Batch:
+    """New rows per sequence, what each has noted before, and which rows' logits are wanted.
+
+    new         new tokens of each sequence, in row order
+    past        tokens of each whose entries are in the KV cache; none if left out
+    wanted      rows to compute logits for; the last of each sequence if left out
+    """
+
+    new: Sequence[int]
+    past: Sequence[int] | None = None
+    wanted: Sequence[int] | None = None
+
+    def __post_init__(self):
+        past = (0,) * len(self.new) if self.past is None else tuple(self.past)
+        object.__setattr__(self, "new", tuple(self.new))
+        object.__setattr__(self, "past", past)
+        if not self.new:
+            raise ValueError("a batch needs at least one sequence")
+        if min(self.new) < 1:
+            raise ValueError(f"new={self.new}: every sequence in a batch computes at least 1 token")
+        if len(past) != len(self.new) or min(past) < 0:
+            raise ValueError(f"past={past} must hold one count of at least 0 for each of "
+                             f"the {len(self.new)} sequences")
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.new)
+
+    def positions(self) -> torch.Tensor:
+        """Position of each row in its sequence: [rows]."""
+        return torch.cat([torch.arange(past, past + new)
+                          for new, past in zip(self.new, self.past, strict=True)])
+
+    def wanted_rows(self) -> torch.Tensor:
+        """Rows whose logits are wanted: [wanted]."""
+        if self.wanted is not None:
+            return torch.tensor(self.wanted, dtype=torch.long)
+        return torch.tensor(self.new).cumsum(0) - 1
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        return tuple(self._parts())
+
+    def _parts(self) -> Iterator[Part]:
+        row = first = 0
+        shapes = list(zip(self.new, self.past, strict=True))
+        while first < len(shapes):
+            new, past = shapes[first]
+            last = first
+            while last < len(shapes) and shapes[last] == (new, past):
+                last += 1
+            yield Part(row, first, last - first, new, past)
+            row += (last - first) * new
+            first = last
+
+
+class KV(Protocol):
+    """What attention asks of a KV cache. An entry is one token's keys and values in one layer."""
+
+    def write(self, layer: int, entries: torch.Tensor, batch: Batch) -> None:
+        """Note the entries [rows, entry_width] of this step's tokens."""
+
+    def read(self, layer: int, part: Part) -> torch.Tensor:
+        """All entries of a part's sequences, this step's included: [count, length, entry_width]."""
+
+
+class NoCache:
+    """Notes for a single forward: what the step writes it reads, and nothing outlives it.
+
+    Training and `generate_without_cache` use it. Gradients flow through.
+    """
+
+    def write(self, layer: int, entries: torch.Tensor, batch: Batch) -> None:
+        if any(batch.past):
+            raise ValueError(f"past={batch.past}: NoCache keeps nothing between steps; "
+                             "use a DenseCache to continue a sequence")
+        self._entries = entries
+
+    def read(self, layer: int, part: Part) -> torch.Tensor:
+        return self._entries[part.rows].unflatten(0, (part.count, part.new))

@@ -1,0 +1,256 @@
+"""Checkpoints on disk, in the public GLM-4-MoE format, so that other engines read them too.
+
+A folder holds
+    config.json             the sizes, by the names of `transformers`' Glm4MoeConfig
+    model.safetensors       the weights, one tensor an expert and matrix
+    model.sha256            the digest of that file: damage is noticed before a token is computed
+    tokenizer.json          byte b has id b; the special tokens follow
+    tokenizer_config.json, generation_config.json
+
+In memory the experts of a layer are stacked, in the file each has its own tensors, as
+`save_pretrained` writes them. `named_tensors` is the only place that knows: it cuts the
+model's own memory into views by the file's names, and saving and loading both go through it.
+
+`transformers`' Glm4MoeForCausalLM and vLLM load such a folder and give the same tokens.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from ..config import ConfigError, ModelConfig
+from ..tokenizer import END, PAD, SPECIAL_TOKENS, START, TURN
+from .transformer import Transformer
+
+TOY = Path(__file__).parent.parent / "data" / "toy"
+
+# our name: theirs
+SIZES = {
+    "vocab_size": "vocab_size", "hidden_size": "hidden_size", "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim", "num_dense_layers": "first_k_dense_replace",
+    "dense_size": "intermediate_size", "num_experts": "n_routed_experts",
+    "experts_per_token": "num_experts_per_tok", "expert_size": "moe_intermediate_size",
+    "num_shared_experts": "n_shared_experts", "expert_scale": "routed_scaling_factor",
+    "norm_eps": "rms_norm_eps", "context": "max_position_embeddings"}
+
+# What the format allows and this package does not build: the only values it can run.
+FIXED = {
+    "attention_bias": False, "hidden_act": "silu", "n_group": 1, "topk_group": 1,
+    "norm_topk_prob": True, "num_nextn_predict_layers": 0, "tie_word_embeddings": False,
+    "use_qk_norm": False}
+
+# Values a config.json may leave out, and what they then mean in this format.
+LEFT_OUT = FIXED | {"num_nextn_predict_layers": 1, "n_shared_experts": 1,
+                    "routed_scaling_factor": 1.0, "first_k_dense_replace": 1,
+                    "rms_norm_eps": 1e-5}
+
+
+class CheckpointError(ValueError):
+    """A folder that is no checkpoint this package can run; the message says what to do."""
+
+
+# --- names -----------------------------------------------------------------------------
+
+
+def named_tensors(model: Transformer) -> dict[str, torch.Tensor]:
+    """The model's weights by the names of the file, as views into its own memory."""
+    named = {}
+    for name, tensor in model.state_dict().items():
+        name = name if name.startswith("lm_head") else f"model.{name}"
+        if ".experts." not in name:
+            named[name] = tensor
+            continue
+        layer, kind = name.rsplit(".", 1)
+        for expert, matrix in enumerate(tensor):
+            if kind == "down_proj":
+                named[f"{layer}.{expert}.down_proj.weight"] = matrix
+            else:
+                gate, up = matrix.chunk(2)
+                named[f"{layer}.{expert}.gate_proj.weight"] = gate
+                named[f"{layer}.{expert}.up_proj.weight"] = up
+    return named
+
+
+# --- saving ----------------------------------------------------------------------------
+
+
+def save(model: Transformer, folder: Path) -> None:
+    """Write a checkpoint. Each file is written whole or not at all.
+
+    Raises CheckpointError where the folder cannot be made or written.
+    """
+    folder = Path(folder)
+    tensors = {name: tensor.contiguous() for name, tensor in named_tensors(model).items()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = folder / "model.safetensors"
+        save_file(tensors, weights.with_suffix(".tmp"), metadata={"format": "pt"})
+        digest = sha256(weights.with_suffix(".tmp"))
+        os.replace(weights.with_suffix(".tmp"), weights)
+        write(folder / "model.sha256", digest + "\n")
+        for name, content in (("config.json", config_json(model)), ("tokenizer.json", tokenizer_json()),
+                              ("tokenizer_config.json", tokenizer_config_json(model.config)),
+                              ("generation_config.json", generation_config_json())):
+            write(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot write a checkpoint into {folder}: {error}. "
+                              "Give a folder that you may write to, with room for it") from error
+
+
+def write(path: Path, text: str) -> None:
+    partial = path.with_suffix(".tmp")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def config_json(model: Transformer) -> dict:
+    config = model.config
+    sizes = {theirs: getattr(config, ours) for ours, theirs in SIZES.items()}
+    rotary = {"rope_type": "default", "rope_theta": config.rope_theta, "partial_rotary_factor": 1.0}
+    return {"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe",
+            "dtype": str(model.embed_tokens.weight.dtype).removeprefix("torch."),
+            "bos_token_id": START, "eos_token_id": [END, TURN], "pad_token_id": PAD,
+            "rope_parameters": rotary, **sizes, **FIXED}
+
+
+def generation_config_json() -> dict:
+    return {"bos_token_id": START, "eos_token_id": [END, TURN], "pad_token_id": PAD,
+            "do_sample": False}
+
+
+def tokenizer_config_json(config: ModelConfig) -> dict:
+    return {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": SPECIAL_TOKENS[START - 256],
+            "eos_token": SPECIAL_TOKENS[END - 256], "pad_token": SPECIAL_TOKENS[PAD - 256],
+            "clean_up_tokenization_spaces": False, "model_max_length": config.context}
+
+
+def byte_stand_ins() -> list[str]:
+    """A printable character for each byte, as byte-level tokenizers write them in JSON.
+
+    Printable Latin-1 bytes stand for themselves; the others take characters from U+0100 on.
+    """
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+
+
+def tokenizer_json() -> dict:
+    """A byte-level tokenizer without merges for the `tokenizers` library: byte b has id b.
+
+    It puts the start token before a text, as `minimodel.tokenizer.encode` does.
+    """
+    start = SPECIAL_TOKENS[START - 256]
+    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+               "special": True}
+    text, mark = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": start, "type_id": 0}}
+    second = {"Sequence": {"id": "B", "type_id": 0}}
+    return {
+        "version": "1.0", "truncation": None, "padding": None, "normalizer": None,
+        "added_tokens": [{"id": 256 + i, "content": token, **special}
+                         for i, token in enumerate(SPECIAL_TOKENS)],
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False,
+                          "use_regex": False},
+        "post_processor": {
+            "type": "TemplateProcessing", "single": [mark, text], "pair": [mark, text, second],
+            "special_tokens": {start: {"id": start, "ids": [START], "tokens": [start]}}},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False,
+                    "use_regex": False},
+        "model": {"type": "BPE", "dropout": None, "unk_token": None,
+                  "continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": False,
+                  "byte_fallback": False, "ignore_merges": False,
+                  "vocab": {sign: byte for byte, sign in enumerate(byte_stand_ins())}, "merges": []}}
+
+
+# --- loading ---------------------------------------------------------------------------
+
+
+def load(folder: Path = TOY, dtype: torch.dtype = torch.float32) -> Transformer:
+    """The model of a checkpoint folder, the shipped toy by default, ready to generate.
+
+    Raises CheckpointError for anything else: no such folder, another architecture, a
+    truncated or damaged file, missing, foreign or misshapen tensors.
+    """
+    folder = Path(folder)
+    model = Transformer(read_config(folder))
+    stored = read_tensors(folder / "model.safetensors")
+    named = named_tensors(model)
+    compare_names(folder, expected=named, stored=stored)
+    for name, tensor in named.items():
+        tensor.copy_(stored[name])
+    return model.to(dtype).eval()
+
+
+def read_config(folder: Path) -> ModelConfig:
+    path = folder / "config.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"no config.json in {folder}: give the folder of a checkpoint") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+    if not isinstance(content, dict) or content.get("model_type") != "glm4_moe":
+        kind = content.get("model_type") if isinstance(content, dict) else type(content).__name__
+        raise CheckpointError(f"{path} describes a model of type {kind!r}; only 'glm4_moe' can be run")
+    return ModelConfig(**config_values(path, LEFT_OUT | content))
+
+
+def config_values(path: Path, content: dict) -> dict:
+    """Our names and values out of a config.json. Raises CheckpointError for what cannot be run."""
+    rotary = content.get("rope_parameters") or {}
+    rotary = {"rope_type": "default", "partial_rotary_factor": 0.5, **content, **rotary}
+    for key, value in {**FIXED, "rope_type": "default", "partial_rotary_factor": 1.0}.items():
+        found = (content | rotary).get(key)
+        if found != value:
+            raise CheckpointError(f"{path} has {key}={found!r}; this package runs {value!r} only")
+    missing = [theirs for theirs in SIZES.values() if theirs not in content]
+    if missing or "rope_theta" not in rotary:
+        raise CheckpointError(f"{path} lacks {', '.join(missing or ['rope_theta'])}")
+    values = {ours: content[theirs] for ours, theirs in SIZES.items()}
+    values["rope_theta"] = rotary["rope_theta"]
+    try:
+        for ours, value in values.items():
+            wanted = ModelConfig.__dataclass_fields__[ours].type
+            if isinstance(value, bool) or not isinstance(value, (int, float) if wanted is float else int):
+                raise ConfigError(f"{ours}={value!r} must be a number of type {wanted.__name__}")
+        ModelConfig(**values)
+    except ConfigError as error:
+        raise CheckpointError(f"{path} describes an impossible model: {error}") from error
+    return values
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """The file's tensors, after comparing its digest where one stands beside it."""
+    try:
+        found = sha256(path)
+        digest = path.with_name("model.sha256")
+        if digest.exists() and digest.read_text().strip() != found:
+            raise CheckpointError(f"{path} is damaged or another file: its sha256 is {found[:12]}..., "
+                                  f"{digest.name} says otherwise. Fetch the checkpoint again")
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}. "
+                              "It is missing or truncated: fetch the checkpoint again") from error
+
+
+def compare_names(folder: Path, expected: dict, stored: dict) -> None:
+    for problem, names in (("lacks", expected.keys() - stored.keys()),
+                           ("holds foreign", stored.keys() - expected.keys())):
+        if names:
+            first = ", ".join(sorted(names)[:3])
+            raise CheckpointError(f"the checkpoint in {folder} {problem} tensors: {first}"
+                                  f"{' and more' if len(names) > 3 else ''} ({len(names)} in all)")
+    for name, tensor in expected.items():
+        if stored[name].shape != tensor.shape:
+            raise CheckpointError(f"{name} in {folder} has shape {list(stored[name].shape)}; "
+                                  f"config.json asks for {list(tensor.shape)}")

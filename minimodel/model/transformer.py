@@ -1,0 +1,91 @@
+"""The model: token ids in, logits out. One forward for every mixture of work.
+
+    tokens -> embedding -> [ norm, attention, add;  norm, feed-forward or experts, add ] x layers
+           -> norm -> head -> logits
+
+A row is one new token of one sequence. Rows of any number of sequences lie flat behind one
+another (see `batch.py`); a prompt being read and an answer being written differ only in how
+many rows they bring. Notes go to and come from `kv`: no cache at all, a dense one, a paged
+one, or one that another process sent.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from ..config import ModelConfig
+from .attention import Attention, rotary_angles
+from .batch import KV, Batch, NoCache
+from .moe import FeedForward, MoE, RunExperts, sorted_experts
+
+
+class RMSNorm(nn.Module):
+    """Divide by the root mean square, scale by a learned weight (arXiv 1910.07467)."""
+
+    def __init__(self, size: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        precise = x.to(torch.promote_types(x.dtype, torch.float32))
+        scale = torch.rsqrt(precise.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * (precise * scale).to(x.dtype)
+
+
+class Block(nn.Module):
+    """One layer: look across tokens (attention), then think about each alone (experts)."""
+
+    def __init__(self, config: ModelConfig, layer: int, run_experts: RunExperts):
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.mlp = (FeedForward(config.hidden_size, config.dense_size)
+                    if layer < config.num_dense_layers else MoE(config, run_experts))
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor, angles, kv: KV, batch: Batch) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), angles, self.layer, kv, batch)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Transformer(nn.Module):
+    """A Mixture-of-Experts transformer, sized by `config`, with random weights until loaded."""
+
+    def __init__(self, config: ModelConfig, run_experts: RunExperts = sorted_experts):
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Block(config, i, run_experts) for i in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    def forward(self, tokens: torch.Tensor, batch: Batch, kv: KV | None = None,
+                positions: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits [wanted rows, vocabulary] after computing the rows `tokens` [rows].
+
+        `positions` [rows] are counted from the batch unless given. Without `kv` nothing is
+        kept. Raises ValueError where tokens and batch disagree.
+        """
+        if tokens.shape != (batch.num_rows,):
+            raise ValueError(f"tokens of shape {list(tokens.shape)} do not fit a batch of "
+                             f"{batch.num_rows} rows: lay all sequences' new tokens in one row")
+        kv = NoCache() if kv is None else kv
+        positions = batch.positions() if positions is None else positions
+        x = self.embed_tokens(tokens)
+        angles = rotary_angles(positions, self.config, x.dtype)
+        for block in self.layers:
+            x = block(x, angles, kv, batch)
+        return self.lm_head(self.norm(x[batch.wanted_rows()]))
+
+    def logits_everywhere(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits after every token of equally long sequences: [count, length] to + [vocabulary]."""
+        count, length = tokens.shape
+        batch = Batch(new=[length] * count)
+        batch = replace(batch, wanted=range(batch.num_rows))
+        return self(tokens.flatten(), batch).unflatten(0, (count, length))
+
+    def moe_layers(self) -> list[MoE]:
+        return [block.mlp for block in self.layers if isinstance(block.mlp, MoE)]
