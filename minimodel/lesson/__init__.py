@@ -1,0 +1,1 @@
+"""What a notebook needs to teach: figures, interactives, exercises, facts, source display."""

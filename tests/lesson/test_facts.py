@@ -1,0 +1,73 @@
+"""Facts are printed with their standing: agreed, reported, computed or disputed."""
+
+import pytest
+
+from minimodel.lesson import facts
+from minimodel.lesson.facts import Fact, UnknownFactError, fact, load
+
+
+def test_the_register_is_whole():
+    register = load()
+    assert len(register) > 250
+    assert all(claim.id == id for id, claim in register.items())
+    assert {claim.checked for claim in register.values()} == {"yes", "no", "conflict"}
+    assert all(claim.quantity and claim.value for claim in register.values())
+
+
+def test_an_agreed_fact_has_value_unit_and_citation(capsys):
+    assert fact("S39") is None
+    printed = capsys.readouterr().out
+    assert printed.startswith("890 B/token  global cache size\n")
+    assert "a public source agrees" in printed and "Why Is DeepSeek So Cheap?" in printed
+    assert "[S39]" in printed
+
+
+def test_what_only_one_source_says_is_reported(capsys):
+    fact("S34")
+    printed = capsys.readouterr().out
+    assert "100,000 TB" in printed
+    assert "As reported in the video, said by DeepSeek (Q&A)" in printed
+    assert "no public source was found" in printed
+
+
+def test_a_conflict_is_shown_as_disputed_with_the_other_side(capsys):
+    fact("S02", "C1")
+    printed = capsys.readouterr().out
+    assert printed.count("Disputed") == 2
+    assert "Public recipes run the model on 4-8 GPUs" in printed
+    assert "30x V4-Pro" in printed
+
+
+def test_what_was_computed_says_so(capsys):
+    fact("D-06")
+    assert "Computed from other facts. [D-06]" in capsys.readouterr().out
+
+
+def test_every_fact_can_be_shown():
+    for claim in load().values():
+        card = facts.card(claim)
+        assert claim.standing in card.text and f"[{claim.id}]" in card.text
+
+
+def test_an_unknown_id_names_near_ones():
+    with pytest.raises(UnknownFactError, match=r"no 's39'; did you mean S39"):
+        fact("s39")
+    with pytest.raises(UnknownFactError, match="ids look like"):
+        fact("????????")
+
+
+def test_numbers_can_be_computed_with():
+    assert load()["S39"].number == 890
+    with pytest.raises(ValueError, match="fact S06 is '<4', no single number"):
+        _ = load()["S06"].number
+
+
+def test_markup_in_a_claim_is_escaped():
+    names = dict.fromkeys(Fact.__dataclass_fields__, "<b>")
+    html = facts.card(Fact(**names)).html
+    assert "<b>" not in html and "&lt;b&gt;" in html
+
+
+def test_a_link_is_made_only_of_an_address():
+    assert '<a href="https://' in facts.card(load()["P-PR01"]).html
+    assert "<a " not in facts.card(load()["S39"]).html
