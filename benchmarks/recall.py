@@ -3,7 +3,7 @@
     python benchmarks/recall.py [--model DIR] [--count 200] [--seed 2026] [--json]
 
 Each question is asked of a fresh notebook. Training draws its texts from seeds "0/STEP"; these
-come from seeds "recall/KIND/NUMBER", which training never uses. A value counts when the answer
+come from seeds "recall/SEED/KIND/NUMBER", which training never uses. A value counts when the answer
 contains it whole. The interval is Wilson's, at 95 %.
 
     story    eight facts with distinct keys among story lines, 600 to 1,500 bytes

@@ -25,12 +25,13 @@ def parser() -> argparse.ArgumentParser:
 def add_generate(commands) -> None:
     generate = commands.add_parser(
         "generate", help="continue a prompt",
-        description="Continue the bytes of a file, greedily, and print the answer as it is written. "
-                    "The start token is added. The toy answers questions about a town notebook: "
-                    "lines such as 'The code of the red door is 4821.', then a line "
+        description="Continue the bytes of a file, greedily, and print the answer as it is "
+                    "written. The start token is added. The toy answers questions about a town "
+                    "notebook: lines such as 'The code of the red door is 4821.', then a line "
                     "'Q: What is the code of the red door?'")
     generate.add_argument("--prompt-file", required=True, metavar="F",
-                          help="file with the prompt, plain bytes; - reads standard input")
+                          help="file with the prompt, taken byte by byte (the toy knows \\n as the "
+                               "end of a line, not \\r\\n); - reads standard input")
     generate.add_argument("--max-tokens", type=int, default=64, metavar="N",
                           help="write at most N tokens (one byte each; default 64)")
     generate.add_argument("--model", type=Path, metavar="DIR",
@@ -48,7 +49,7 @@ def add_train(commands) -> None:
                     "machine that is otherwise idle: OMP_WAIT_POLICY=PASSIVE, set here unless "
                     "you set it, keeps them from spinning.")
     train.add_argument("--small", action="store_true",
-                       help="the small recipe, a few minutes (default: the shipped toy's, about an hour)")
+                       help="the small recipe, a few minutes (default: the shipped toy's, an hour)")
     train.add_argument("--out", type=Path, default=None, metavar="DIR",
                        help="folder for the run and its checkpoint (default: run-toy or run-small)")
     train.add_argument("--seed", type=int, default=0, help="seed of weights and texts (default 0)")
@@ -73,10 +74,15 @@ def run_generate(options: argparse.Namespace) -> None:
         sys.stdout.buffer.write(decode_bytes([token]))
         sys.stdout.buffer.flush()
     sys.stdout.buffer.write(b"\n")
+    sys.stdout.buffer.flush()
 
 
 def read_prompt(name: str) -> bytes:
-    prompt = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    try:
+        prompt = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    except OSError as error:
+        raise ValueError(f"cannot read the prompt file {name}: {error.strerror}. "
+                         "Give a file, or - for standard input") from error
     if not prompt:
         raise ValueError(f"the prompt file {name} is empty: write at least one byte into it")
     return prompt
@@ -104,23 +110,26 @@ def run_train(options: argparse.Namespace) -> None:
             tqdm.write(f"step {line['step']:5} of {recipe.num_steps}  rows of {line['length']:4}  "
                        f"loss {line['loss']:.3f}  recall {recall:>4}")
 
-        model = train.train(recipe, folder, progress=progress, should_stop=train.StopOnSignal())
+        with train.StopOnSignal() as should_stop:
+            model = train.train(recipe, folder, progress=progress, should_stop=should_stop)
     if model is None:
         print(f"Stopped and saved in {folder}. The same command goes on from there.")
         return
     checkpoint.save(model, folder / "checkpoint")
-    print(f"Done. Try: python -m minimodel generate --model {folder / 'checkpoint'} --prompt-file F")
+    print("Done. Try: python -m minimodel generate "
+          f"--model {folder / 'checkpoint'} --prompt-file F")
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         options.run(options)
+    except BrokenPipeError:         # the reader left: no word about it, not at exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:
-        return 1
     except KeyboardInterrupt:
         return 130
     return 0

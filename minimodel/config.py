@@ -7,7 +7,8 @@ it measures them: parameters in all, parameters touched per token, bytes of
 notes (KV cache) per token, floating-point operations per token.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 
 
 class ConfigError(ValueError):
@@ -41,6 +42,11 @@ class ModelConfig:
     context: int = 8_192            # positions a prompt and its answer may use
 
     def __post_init__(self):
+        for field in fields(self):
+            kinds = (int, float) if field.type is float else int
+            value = getattr(self, field.name)
+            self._require(isinstance(value, kinds) and not isinstance(value, bool), field.name,
+                          f"must be a number of type {field.type.__name__}")
         for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads",
                      "head_dim", "context"):
             self._require(getattr(self, name) >= 1, name, "must be at least 1")
@@ -60,7 +66,7 @@ class ModelConfig:
             self._require(1 <= self.experts_per_token <= self.num_experts, "experts_per_token",
                           f"must be between 1 and num_experts={self.num_experts}")
         for name in ("rope_theta", "norm_eps", "expert_scale"):
-            self._require(getattr(self, name) > 0, name, "must be positive")
+            self._require(0 < getattr(self, name) < math.inf, name, "must be positive and finite")
 
     def _require(self, holds: bool, name: str, rule: str) -> None:
         if not holds:
@@ -100,14 +106,17 @@ class ModelConfig:
                 + self.num_moe_layers * moe
                 + hidden)                                             # the last norm
 
-    def flops(self, num_new: int, num_past: int = 0) -> int:
+    def flops(self, num_new: int, num_past: int = 0, num_logits: int | None = None) -> int:
         """Floating-point operations to compute `num_new` tokens after `num_past` noted ones.
 
         Two per active parameter and token (equation E2), less the embedding, which is
-        looked up, and the attention term: token i reads i + 1 entries, and each costs two
-        per number of the query (the score) and two per number of the value (the sum).
+        looked up; the head counts for `num_logits` rows only, for all if left out. Then the
+        attention term: token i reads i + 1 entries, and each costs two per number of the
+        query (the score) and two per number of the value (the sum).
         """
-        matmul = 2 * (self.num_active_parameters() - self.vocab_size * self.hidden_size)
-        entries_read = sum(range(num_past + 1, num_past + num_new + 1))
+        num_logits = num_new if num_logits is None else num_logits
+        head = self.vocab_size * self.hidden_size
+        layers = self.num_active_parameters() - 2 * head
+        entries_read = num_new * num_past + num_new * (num_new + 1) // 2
         attention = 4 * self.num_layers * self.num_heads * self.head_dim * entries_read
-        return num_new * matmul + attention
+        return 2 * (num_new * layers + num_logits * head) + attention

@@ -19,7 +19,7 @@ def encode(text: str | bytes, start: bool = True) -> list[int]:
 
     Marks such as `<|end|>` inside the text stay ordinary bytes: a prompt cannot forge one.
     """
-    data = text.encode() if isinstance(text, str) else bytes(text)
+    data = text.encode() if isinstance(text, str) else bytes(memoryview(text))  # no number, no list
     return [START, *data] if start else list(data)
 
 

@@ -6,7 +6,8 @@ The life of a cache:
 3. the model writes the new tokens' entries layer by layer and reads back all there are;
 4. `commit(batch)` counts them as noted, and the next step may build on them.
 
-A step that fails before `commit` leaves the cache as it was: its rows are written over.
+A step that fails before `commit` leaves the cache as it was: its rows are written over. A step
+planned before another one was committed is refused, so noted entries are never written over.
 Simple and fast, and wasteful: chapter 08 measures how much of the memory stays empty.
 """
 
@@ -37,29 +38,46 @@ class DenseCache:
     def batch(self, new: Sequence[int]) -> Batch:
         """A step that adds `new` tokens to each sequence. Raises ValueError where one is full."""
         if len(new) != len(self.lengths):
-            raise ValueError(f"new={tuple(new)} must name all {len(self.lengths)} sequences of the cache")
+            raise ValueError(f"new={tuple(new)} must name all {len(self.lengths)} sequences of the "
+                             "cache")
+        self._require_room(new)
+        return Batch(new=new, past=self.lengths)
+
+    def _require_room(self, new: Sequence[int]) -> None:
         for sequence, (count, length) in enumerate(zip(new, self.lengths, strict=True)):
             if length + count > self.capacity:
                 raise ValueError(
                     f"sequence {sequence} has {length} tokens noted and {count} new ones, over the "
                     f"cache's capacity of {self.capacity}: make a larger cache")
-        return Batch(new=new, past=self.lengths)
 
     def write(self, layer: int, entries: torch.Tensor, batch: Batch) -> None:
+        """Put a step's entries [rows, entry_width] behind the noted ones of their sequences.
+
+        Raises ValueError for a batch that `commit` would refuse, and for another number type.
+        """
+        self._expect(batch)
+        if entries.dtype != self.entries.dtype:
+            raise ValueError(f"the model's entries are {entries.dtype} and the cache's "
+                             f"{self.entries.dtype}: make the cache with the model's dtype")
+        entries = entries.detach()              # notes are numbers, without their gradients
         for part in batch.parts:
             self.entries[layer, part.sequences, part.past:part.length] = (
                 entries[part.rows].unflatten(0, (part.count, part.new)))
 
     def read(self, layer: int, part: Part) -> torch.Tensor:
+        """[count, length, entry_width]: a view of the cache's own memory, not to be kept."""
         return self.entries[layer, part.sequences, :part.length]
 
     def commit(self, batch: Batch) -> None:
         """Count a step's tokens as noted. Raises ValueError for a batch made at another length."""
+        self._expect(batch)
+        self.lengths = [past + new for past, new in zip(batch.past, batch.new, strict=True)]
+
+    def _expect(self, batch: Batch) -> None:
         if list(batch.past) != self.lengths:
             raise ValueError(f"this step was planned when {list(batch.past)} tokens were noted, "
                              f"but the cache holds {self.lengths}: plan it again with batch()")
-        self.lengths = [past + new for past, new in zip(batch.past, batch.new, strict=True)]
-        self.check()
+        self._require_room(batch.new)
 
     def check(self) -> None:
         """Raise AssertionError if a length leaves the memory that was set aside."""

@@ -5,7 +5,7 @@
 Both are greedy, and both give the same tokens: chapter 05 shows why, the tests that they do.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
 import torch
@@ -19,7 +19,7 @@ from ..tokenizer import STOP_IDS
 
 def check_request(config: ModelConfig, prompt: Sequence[int], max_tokens: int) -> None:
     """Raise ValueError, naming value, limit and remedy, for a request that cannot be served."""
-    if not prompt:
+    if len(prompt) == 0:
         raise ValueError("the prompt is empty: give at least one token (the start token counts)")
     if max_tokens < 1:
         raise ValueError(f"max_tokens={max_tokens} must be at least 1")
@@ -53,8 +53,9 @@ def tokens_without_cache(model: Transformer, prompt: Sequence[int]) -> Iterator[
         text.append(token)
 
 
-def tokens_with_cache(model: Transformer, prompt: Sequence[int], cache: DenseCache) -> Iterator[int]:
-    """Greedy tokens, until the cache is full: the first step computes the prompt, later ones one row.
+def tokens_with_cache(model: Transformer, prompt: Sequence[int],
+                      cache: DenseCache) -> Iterator[int]:
+    """Greedy tokens, until the cache is full: the prompt's rows in one step, then one row a step.
 
     What the cache holds already is taken as noted: `prompt` is what follows it.
     """

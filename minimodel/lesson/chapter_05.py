@@ -30,43 +30,48 @@ def rows_stepper(prompt: str, answer: str) -> Stepper:
 
 def rows_frame(text: str, prompt_length: int, written: int) -> str:
     """One token's step: the text's cells twice, coloured by what is computed now."""
-    length, first = len(text), written == 1
-    new = length if first else 1
-    without = ["prefill" if i < prompt_length else "decode" for i in range(length)]
-    cached = ["notes"] * (length - new) + without[length - new :]
+    length = len(text)
+    new = length if written == 1 else 1
     naive_rows = sum(range(prompt_length, length + 1))
-    lines = -(-length // PER_ROW)
-    second = 40 + lines * (draw.CELL + draw.GAP) + 22
-    height = (
-        second + 24 + (PER_ROW and -(-(prompt_length + 12) // PER_ROW)) * (draw.CELL + draw.GAP)
-    )
-    marks = [character if character.strip() else "␣" for character in text]
+    computed = ["prefill" if i < prompt_length else "decode" for i in range(length)]
+    with_notes = ["notes"] * (length - new) + computed[length - new :]
+    marks = [{" ": "␣", "\n": "↵"}.get(character, character) for character in text]
+    lines = -(-length // PER_ROW) * (draw.CELL + draw.GAP)
+    second, bottom = lines + 48, 2 * lines + 84
+    now = f"{new} {'row' if new == 1 else 'rows'} now"
     return draw.svg(
         WIDTH,
-        height,
-        (
-            f"Token {written}: {length} rows computed without notes, {new} with notes; "
-            f"{naive_rows} against {length} in all so far."
-        ),
+        bottom + 24,
+        f"Token {written}: {length} rows computed without notes, {new} with notes; "
+        f"{naive_rows} against {length} in all so far.",
         draw.text(0, 12, f"Without notes: {length} rows now, {naive_rows} so far", bold=True),
-        draw.cells(0, 28, marks, without, per_row=PER_ROW),
-        draw.text(
-            0,
-            second,
-            f"With notes: {new} {'row' if new == 1 else 'rows'} now, {length} so far",
-            bold=True,
-        ),
-        draw.cells(0, second + 16, marks, cached, per_row=PER_ROW),
+        draw.cells(0, 26, marks, computed, per_row=PER_ROW),
+        draw.text(0, second, f"With notes: {now}, {length} so far", bold=True),
+        draw.cells(0, second + 14, marks, with_notes, per_row=PER_ROW),
+        *legend(bottom),
     )
+
+
+def legend(y: float) -> list[str]:
+    """What the cells' colours mean."""
+    pieces, x = [], 0
+    for meaning, words in (
+        ("prefill", "prompt, computed"),
+        ("decode", "answer, computed"),
+        ("notes", "read from notes"),
+    ):
+        pieces += [draw.rect(x, y - 6, 12, 12, meaning), draw.text(x + 18, y, words, size=12)]
+        x += 142
+    return pieces
 
 
 def work_stepper(config: ModelConfig, lengths: Sequence[int]) -> Stepper:
     """Work for the next token with and without notes, and the notes' memory, at each length."""
     frames, labels = [], []
-    longest = config.flops(max(lengths))
+    longest = config.flops(max(lengths), num_logits=1)
     most_bytes = max(lengths) * config.kv_bytes_per_token()
     for length in lengths:
-        naive, cached = config.flops(length), config.flops(1, length - 1)
+        naive, cached = config.flops(length, num_logits=1), config.flops(1, length - 1)
         held = length * config.kv_bytes_per_token()
         frames.append(
             draw.svg(
@@ -129,7 +134,7 @@ def times_figure(
     measured(ax, lengths, [1e3 * t for t in without], "prefill", "without notes")
     measured(ax, lengths, [1e3 * t for t in cached], "decode", "with notes")
     direct_label(ax, lengths[-1], 1e3 * without[-1], "without notes", "prefill", dx=-10, dy=-2)
-    direct_label(ax, lengths[-1], 1e3 * cached[-1], "with notes", "decode", dx=0, dy=12)
+    direct_label(ax, lengths[-1], 1e3 * cached[-1], "with notes", "decode", dx=-1, dy=12)
     ax.set(
         xlabel="tokens in the text", ylabel="ms for the next token", xlim=(0, None), ylim=(0, None)
     )
@@ -204,13 +209,13 @@ def entry_sizes_figure(config: ModelConfig) -> Figure:
         ax.texts[-1].set(position=(0, 13), ha="center")
     ax.set_xscale("log")
     ax.set(
-        xlim=(80, 8e6),
+        xlim=(30, 8e6),
         ylim=(-0.5, len(rows) - 0.2),
         yticks=[],
         xlabel="bytes per token (log scale)",
     )
     finding(ax, "A token's notes: from half a megabyte to under a kilobyte")
-    key(ax, "modelled", "reported", loc="upper left")
+    key(ax, "modelled", "reported", loc="lower right")
     return Figure(
         fig,
         "Bytes of notes per token: "

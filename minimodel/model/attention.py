@@ -52,7 +52,7 @@ class Attention(nn.Module):
         """x [rows, hidden] to the same shape, writing this layer's entries into `kv` on the way."""
         head = self.config.head_dim
         q = rotate(self.q_proj(x).unflatten(-1, (-1, head)), *angles)    # [rows, heads, head_dim]
-        k = rotate(self.k_proj(x).unflatten(-1, (-1, head)), *angles)    # [rows, kv_heads, head_dim]
+        k = rotate(self.k_proj(x).unflatten(-1, (-1, head)), *angles)    # [rows, kv_heads, ...]
         kv.write(layer, torch.cat((k.flatten(1), self.v_proj(x)), dim=-1), batch)
         mixed = [self.attend(q[part.rows], kv.read(layer, part), part) for part in batch.parts]
         return self.o_proj(mixed[0] if len(mixed) == 1 else torch.cat(mixed))
@@ -62,9 +62,10 @@ class Attention(nn.Module):
 
         Returns the mixed values, [count * new, heads * head_dim].
         """
-        q = q.unflatten(0, (part.count, part.new)).transpose(1, 2)       # [count, heads, new, head_dim]
+        # q [count, heads, new, head_dim]; k and v [count, kv_heads, length, head_dim]
+        q = q.unflatten(0, (part.count, part.new)).transpose(1, 2)
         k, v = entries.unflatten(-1, (2, self.config.num_kv_heads, -1)).unbind(2)
-        k, v = k.transpose(1, 2), v.transpose(1, 2)                      # [count, kv_heads, length, head_dim]
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
         if part.past == 0:
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         else:

@@ -8,7 +8,7 @@ another in one flat tensor, with no padding:
                                              past = 0, 7, 7, 4  (tokens already noted)
 
 Attention is the only part of the model that looks across rows, and it needs rectangles.
-`parts()` cuts the batch into as few as it can: neighbours with equal `new` and `past`
+`parts` cuts the batch into as few as it can: neighbours with equal `new` and `past`
 share one (sequences 1 and 2 above).
 """
 
@@ -68,6 +68,11 @@ class Batch:
         if len(past) != len(self.new) or min(past) < 0:
             raise ValueError(f"past={past} must hold one count of at least 0 for each of "
                              f"the {len(self.new)} sequences")
+        if self.wanted is not None:
+            object.__setattr__(self, "wanted", tuple(self.wanted))
+            if not all(0 <= row < self.num_rows for row in self.wanted):
+                raise ValueError(f"wanted={self.wanted} must name rows of this batch, "
+                                 f"0 to {self.num_rows - 1}")
 
     @property
     def num_rows(self) -> int:

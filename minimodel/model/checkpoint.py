@@ -16,12 +16,12 @@ model's own memory into views by the file's names, and saving and loading both g
 
 import hashlib
 import json
-import os
+import shutil
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import torch as safetensors
 
 from ..config import ConfigError, ModelConfig
 from ..tokenizer import END, PAD, SPECIAL_TOKENS, START, TURN
@@ -45,10 +45,14 @@ FIXED = {
     "norm_topk_prob": True, "num_nextn_predict_layers": 0, "tie_word_embeddings": False,
     "use_qk_norm": False}
 
+# The same of the positions: every pair of a head turns, by plain angles.
+ROTARY = {"rope_type": "default", "partial_rotary_factor": 1.0}
+
 # Values a config.json may leave out, and what they then mean in this format.
 LEFT_OUT = FIXED | {"num_nextn_predict_layers": 1, "n_shared_experts": 1,
                     "routed_scaling_factor": 1.0, "first_k_dense_replace": 1,
-                    "rms_norm_eps": 1e-5}
+                    "rms_norm_eps": 1e-5, "rope_type": "default", "partial_rotary_factor": 0.5,
+                    "rope_scaling": None}
 
 
 class CheckpointError(ValueError):
@@ -81,32 +85,37 @@ def named_tensors(model: Transformer) -> dict[str, torch.Tensor]:
 
 
 def save(model: Transformer, folder: Path) -> None:
-    """Write a checkpoint. Each file is written whole or not at all.
+    """Write a checkpoint. A save that fails leaves the folder's older checkpoint as it was.
 
+    The files are made aside and moved to their places when all are there. config.json leaves
+    first and arrives last: a folder whose moving was cut short has none and cannot be loaded.
     Raises CheckpointError where the folder cannot be made or written.
     """
     folder = Path(folder)
-    tensors = {name: tensor.contiguous() for name, tensor in named_tensors(model).items()}
+    partial = folder / ".partial"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        weights = folder / "model.safetensors"
-        save_file(tensors, weights.with_suffix(".tmp"), metadata={"format": "pt"})
-        digest = sha256(weights.with_suffix(".tmp"))
-        os.replace(weights.with_suffix(".tmp"), weights)
-        write(folder / "model.sha256", digest + "\n")
-        for name, content in (("config.json", config_json(model)), ("tokenizer.json", tokenizer_json()),
-                              ("tokenizer_config.json", tokenizer_config_json(model.config)),
-                              ("generation_config.json", generation_config_json())):
-            write(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-    except (OSError, SafetensorError) as error:
+        partial.mkdir(parents=True, exist_ok=True)
+        write_files(model, partial)
+        (folder / "config.json").unlink(missing_ok=True)
+        for path in sorted(partial.iterdir(), key=lambda path: path.name == "config.json"):
+            path.replace(folder / path.name)
+    except OSError as error:
         raise CheckpointError(f"cannot write a checkpoint into {folder}: {error}. "
                               "Give a folder that you may write to, with room for it") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
-def write(path: Path, text: str) -> None:
-    partial = path.with_suffix(".tmp")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+def write_files(model: Transformer, folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    tensors = {name: tensor.contiguous() for name, tensor in named_tensors(model).items()}
+    weights.write_bytes(safetensors.save(tensors, metadata={"format": "pt"}))
+    (folder / "model.sha256").write_text(sha256(weights) + "\n")
+    for name, content in (("config", config_json(model)), ("tokenizer", tokenizer_json()),
+                          ("tokenizer_config", tokenizer_config_json(model.config)),
+                          ("generation_config", generation_config_json())):
+        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        (folder / f"{name}.json").write_text(text, encoding="utf-8")
 
 
 def sha256(path: Path) -> str:
@@ -117,11 +126,10 @@ def sha256(path: Path) -> str:
 def config_json(model: Transformer) -> dict:
     config = model.config
     sizes = {theirs: getattr(config, ours) for ours, theirs in SIZES.items()}
-    rotary = {"rope_type": "default", "rope_theta": config.rope_theta, "partial_rotary_factor": 1.0}
     return {"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe",
             "dtype": str(model.embed_tokens.weight.dtype).removeprefix("torch."),
             "bos_token_id": START, "eos_token_id": [END, TURN], "pad_token_id": PAD,
-            "rope_parameters": rotary, **sizes, **FIXED}
+            "rope_parameters": {**ROTARY, "rope_theta": config.rope_theta}, **sizes, **FIXED}
 
 
 def generation_config_json() -> dict:
@@ -153,7 +161,8 @@ def tokenizer_json() -> dict:
     start = SPECIAL_TOKENS[START - 256]
     special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
                "special": True}
-    text, mark = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": start, "type_id": 0}}
+    mark = {"SpecialToken": {"id": start, "type_id": 0}}
+    text = {"Sequence": {"id": "A", "type_id": 0}}
     second = {"Sequence": {"id": "B", "type_id": 0}}
     return {
         "version": "1.0", "truncation": None, "padding": None, "normalizer": None,
@@ -169,7 +178,8 @@ def tokenizer_json() -> dict:
         "model": {"type": "BPE", "dropout": None, "unk_token": None,
                   "continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": False,
                   "byte_fallback": False, "ignore_merges": False,
-                  "vocab": {sign: byte for byte, sign in enumerate(byte_stand_ins())}, "merges": []}}
+                  "vocab": {sign: byte for byte, sign in enumerate(byte_stand_ins())},
+                  "merges": []}}
 
 
 # --- loading ---------------------------------------------------------------------------
@@ -182,13 +192,14 @@ def load(folder: Path = TOY, dtype: torch.dtype = torch.float32) -> Transformer:
     truncated or damaged file, missing, foreign or misshapen tensors.
     """
     folder = Path(folder)
-    model = Transformer(read_config(folder))
+    with torch.device("meta"):                  # shapes only: nothing is allocated or drawn yet
+        model = Transformer(read_config(folder))
     stored = read_tensors(folder / "model.safetensors")
-    named = named_tensors(model)
-    compare_names(folder, expected=named, stored=stored)
-    for name, tensor in named.items():
+    compare_tensors(folder, expected=named_tensors(model), stored=stored)
+    model = model.to_empty(device="cpu").to(dtype)
+    for name, tensor in named_tensors(model).items():
         tensor.copy_(stored[name])
-    return model.to(dtype).eval()
+    return model.eval()
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -196,37 +207,35 @@ def read_config(folder: Path) -> ModelConfig:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CheckpointError(f"no config.json in {folder}: give the folder of a checkpoint") from None
+        raise CheckpointError(f"no config.json in {folder}: "
+                              "give the folder of a checkpoint") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error
     if not isinstance(content, dict) or content.get("model_type") != "glm4_moe":
         kind = content.get("model_type") if isinstance(content, dict) else type(content).__name__
-        raise CheckpointError(f"{path} describes a model of type {kind!r}; only 'glm4_moe' can be run")
-    return ModelConfig(**config_values(path, LEFT_OUT | content))
+        raise CheckpointError(f"{path} describes a model of type {kind!r}; "
+                              "only 'glm4_moe' can be run")
+    return translate_config(path, content)
 
 
-def config_values(path: Path, content: dict) -> dict:
-    """Our names and values out of a config.json. Raises CheckpointError for what cannot be run."""
+def translate_config(path: Path, content: dict) -> ModelConfig:
+    """The sizes by our names. Raises CheckpointError for a model that cannot be run here."""
     rotary = content.get("rope_parameters") or {}
-    rotary = {"rope_type": "default", "partial_rotary_factor": 0.5, **content, **rotary}
-    for key, value in {**FIXED, "rope_type": "default", "partial_rotary_factor": 1.0}.items():
-        found = (content | rotary).get(key)
-        if found != value:
-            raise CheckpointError(f"{path} has {key}={found!r}; this package runs {value!r} only")
-    missing = [theirs for theirs in SIZES.values() if theirs not in content]
-    if missing or "rope_theta" not in rotary:
-        raise CheckpointError(f"{path} lacks {', '.join(missing or ['rope_theta'])}")
-    values = {ours: content[theirs] for ours, theirs in SIZES.items()}
-    values["rope_theta"] = rotary["rope_theta"]
+    if not isinstance(rotary, dict):
+        raise CheckpointError(f"{path} has rope_parameters={rotary!r}; it must name rope_theta")
+    content = LEFT_OUT | content | rotary
+    for key, value in {**FIXED, **ROTARY, "rope_scaling": None}.items():
+        if content[key] != value:
+            raise CheckpointError(f"{path} has {key}={content[key]!r}; "
+                                  f"this package runs {value!r} only")
+    names = SIZES | {"rope_theta": "rope_theta"}
+    missing = [theirs for theirs in names.values() if theirs not in content]
+    if missing:
+        raise CheckpointError(f"{path} lacks {', '.join(missing)}: fetch the checkpoint again")
     try:
-        for ours, value in values.items():
-            wanted = ModelConfig.__dataclass_fields__[ours].type
-            if isinstance(value, bool) or not isinstance(value, (int, float) if wanted is float else int):
-                raise ConfigError(f"{ours}={value!r} must be a number of type {wanted.__name__}")
-        ModelConfig(**values)
+        return ModelConfig(**{ours: content[theirs] for ours, theirs in names.items()})
     except ConfigError as error:
         raise CheckpointError(f"{path} describes an impossible model: {error}") from error
-    return values
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
@@ -234,16 +243,19 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     try:
         found = sha256(path)
         digest = path.with_name("model.sha256")
-        if digest.exists() and digest.read_text().strip() != found:
-            raise CheckpointError(f"{path} is damaged or another file: its sha256 is {found[:12]}..., "
-                                  f"{digest.name} says otherwise. Fetch the checkpoint again")
-        return load_file(path)
+        if digest.exists() and digest.read_text(errors="replace").strip() != found:
+            raise CheckpointError(f"{path} is damaged or another file: its sha256 is "
+                                  f"{found[:12]}..., {digest.name} says otherwise. "
+                                  "Fetch the checkpoint again")
+        return safetensors.load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot read {path}: {error}. "
-                              "It is missing or truncated: fetch the checkpoint again") from error
+                              "It is missing, truncated or in several shards: "
+                              "fetch the checkpoint again, as one file") from error
 
 
-def compare_names(folder: Path, expected: dict, stored: dict) -> None:
+def compare_tensors(folder: Path, expected: dict, stored: dict) -> None:
+    """Raise CheckpointError unless both hold the same names and shapes, of floating numbers."""
     for problem, names in (("lacks", expected.keys() - stored.keys()),
                            ("holds foreign", stored.keys() - expected.keys())):
         if names:
@@ -254,3 +266,6 @@ def compare_names(folder: Path, expected: dict, stored: dict) -> None:
         if stored[name].shape != tensor.shape:
             raise CheckpointError(f"{name} in {folder} has shape {list(stored[name].shape)}; "
                                   f"config.json asks for {list(tensor.shape)}")
+        if not stored[name].is_floating_point():
+            raise CheckpointError(f"{name} in {folder} holds {stored[name].dtype}; "
+                                  "this package runs floating-point weights only")

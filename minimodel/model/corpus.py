@@ -1,4 +1,4 @@
-"""The texts that the toy learns from, all made here: town notebooks, dialogues, stories, sums, code.
+"""The texts that the toy learns from, all made here: town notebooks, dialogues, stories, code.
 
 Every document is made to be *readable from itself*: what a question asks stands somewhere
 above it, under names and numbers drawn afresh, so that the only way to answer is to read
@@ -24,13 +24,16 @@ from dataclasses import dataclass, field
 
 from ..tokenizer import ASSISTANT, END, START, SYSTEM, TOOL, TURN, USER, encode
 
-COLOURS = "red blue green white black pink gold gray brown teal".split()
-THINGS = ("door box lamp gate ship tower bell clock car key desk well barn mill cave coat drum fork "
-          "hat jar kite lock map nest oar pot ring shed tent urn").split()
-ANIMALS = "fox lark cat dog bear frog hen wolf goat crow mole hare".split()
-PLACES = "Oslo Lima Rome Cairo Paris Delhi Quito Tunis Perth Milan Osaka Turin".split()
-MOODS = "small proud tall shy wise loud kind brave quick sleepy".split()
-FOODS = "bread soup rice plums honey cheese corn tea figs nuts".split()
+COLOURS = ["red", "blue", "green", "white", "black", "pink", "gold", "gray", "brown", "teal"]
+THINGS = ["door", "box", "lamp", "gate", "ship", "tower", "bell", "clock", "car", "key", "desk",
+          "well", "barn", "mill", "cave", "coat", "drum", "fork", "hat", "jar", "kite", "lock",
+          "map", "nest", "oar", "pot", "ring", "shed", "tent", "urn"]
+ANIMALS = ["fox", "lark", "cat", "dog", "bear", "frog", "hen", "wolf", "goat", "crow", "mole",
+           "hare"]
+PLACES = ["Oslo", "Lima", "Rome", "Cairo", "Paris", "Delhi", "Quito", "Tunis", "Perth", "Milan",
+          "Osaka", "Turin"]
+MOODS = ["small", "proud", "tall", "shy", "wise", "loud", "kind", "brave", "quick", "sleepy"]
+FOODS = ["bread", "soup", "rice", "plums", "honey", "cheese", "corn", "tea", "figs", "nuts"]
 CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
 
 TITLE = "Town notebook\n"
@@ -105,7 +108,8 @@ class Fact:
 def draw_fact(rng: random.Random) -> Fact:
     kind = rng.choice(("code", "owner", "phone"))
     if kind == "code":
-        return Fact(kind, f"the {rng.choice(COLOURS)} {rng.choice(THINGS)}", f"{rng.randrange(10_000):04d}")
+        key = f"the {rng.choice(COLOURS)} {rng.choice(THINGS)}"
+        return Fact(kind, key, f"{rng.randrange(10_000):04d}")
     if kind == "owner":
         return Fact(kind, f"{rng.choice(THINGS)} {rng.randrange(10, 100)}", name(rng))
     return Fact(kind, name(rng), f"{rng.randrange(1000):03d}-{rng.randrange(1000):03d}")
@@ -123,16 +127,18 @@ def draw_facts(rng: random.Random, count: int, distinct: bool = False) -> list[F
 
     Raises ValueError if that many distinct facts cannot be drawn.
     """
+    if count < 1:
+        raise ValueError(f"cannot draw {count} facts: ask for at least 1")
     facts, keys, taken = [], set(), set()
     for _ in range(200 * count):
-        if len(facts) == count:
-            return facts
         fact = draw_fact(rng)
         if (fact.kind, fact.key) in keys or (distinct and landmarks(fact) & taken):
             continue
         keys.add((fact.kind, fact.key))
         taken |= landmarks(fact)
         facts.append(fact)
+        if len(facts) == count:
+            return facts
     raise ValueError(f"could not draw {count} facts with distinct keys: ask for fewer")
 
 
@@ -141,7 +147,8 @@ def story_line(rng: random.Random) -> str:
     return rng.choice((
         f"One day {who} found a {rng.choice(COLOURS)} {rng.choice(THINGS)}.\n",
         f"{who} was hungry and ate some {rng.choice(FOODS)}.\n",
-        f"Once a {rng.choice(MOODS)} {rng.choice(ANIMALS)} named {who} lived in {rng.choice(PLACES)}.\n",
+        f"Once a {rng.choice(MOODS)} {rng.choice(ANIMALS)} named {who} "
+        f"lived in {rng.choice(PLACES)}.\n",
         f"Then {who} met a {rng.choice(ANIMALS)} named {name(rng)}.\n",
         f"In {rng.choice(PLACES)} a {rng.choice(MOODS)} {rng.choice(ANIMALS)} was asleep.\n"))
 
@@ -182,6 +189,8 @@ def town_notebook(rng: random.Random, num_bytes: int, num_facts: int | None = No
             if len(fact.line) <= room:
                 facts.append(fact)
                 room -= len(fact.line)
+        if not facts:
+            raise ValueError(f"no fact fits into {num_bytes} bytes: allow at least 60")
         return Notebook(tuple(f.line for f in facts), tuple(facts))
     facts = draw_facts(rng, num_facts, distinct=True)
     room = num_bytes - len(TITLE) - sum(len(fact.line) for fact in facts)
@@ -279,14 +288,15 @@ def story_document(rng: random.Random, length: int) -> Document:
                 f"\"{rng.choice(('Hello', 'Come here', 'Look'))},\" said {who} to {other}. ",
                 f"{other} gave the {thing} to {who}. ",
                 f"{who} and {other} walked back to {place}. ")), 0.9)
-        doc.text(f"The {animal} {who} was {rng.choice(('happy', 'tired', 'glad'))}. The end.\n", 0.9)
+        mood = rng.choice(("happy", "tired", "glad"))
+        doc.text(f"The {animal} {who} was {mood}. The end.\n", 0.9)
     return doc
 
 
 def sums_document(rng: random.Random, length: int) -> Document:
     doc = Document().mark(START, 0.0)
     while len(doc) < length - 12:
-        a, b, small, other = rng.randrange(100), rng.randrange(100), rng.randrange(13), rng.randrange(13)
+        a, b, small, other = (rng.randrange(limit) for limit in (100, 100, 13, 13))
         three = [rng.randrange(100) for _ in range(3)]
         question, result = rng.choice((
             (f"{a} + {b} = ", a + b),
@@ -303,7 +313,8 @@ def code_document(rng: random.Random, length: int) -> Document:
         function, variable = syllables(rng, 2), rng.choice("abcnxy")
         doc.text("def ", TEMPLATE).text(f"{function}({variable}):\n", 0.4)
         if rng.random() < 0.4:
-            doc.text(f"    if {variable} == {rng.randrange(10)}:\n        return {rng.randrange(10)}\n", 0.6)
+            doc.text(f"    if {variable} == {rng.randrange(10)}:\n"
+                     f"        return {rng.randrange(10)}\n", 0.6)
         doc.text(f"    return {variable} {rng.choice('+-*')} {rng.randrange(10)}\n\n", 0.6)
         doc.text(f"print({function}({rng.randrange(10)}))\n", 0.6)
     return doc
@@ -330,7 +341,8 @@ def copying_document(rng: random.Random, length: int) -> Document:
     doc = Document().mark(START, 0.0)
     while len(doc) < length - 20:
         count = rng.randrange(2, max(3, min(24, (length - len(doc)) // 12)))
-        words = [syllables(rng) if rng.random() < 0.6 else str(rng.randrange(10_000)) for _ in range(count)]
+        words = [syllables(rng) if rng.random() < 0.6 else str(rng.randrange(10_000))
+                 for _ in range(count)]
         doc.text("copy: ", TEMPLATE).text(" ".join(words), UNPREDICTABLE)
         doc.text("\n> ", ANSWER).text(" ".join(words) + "\n", ANSWER)
     return doc

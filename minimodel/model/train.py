@@ -16,7 +16,7 @@ Muon (K. Jordan, 2024) steps the hidden matrices, AdamW the embedding, head, gat
 """
 
 import json
-import os
+import pickle
 import random
 import signal
 import time
@@ -118,7 +118,7 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, made orthogonal. `torch.optim.Muon` takes single matrices only; experts are stacked."""
+    """Momentum, made orthogonal, on stacked experts too (`torch.optim.Muon`: matrices only)."""
 
     def __init__(self, parameters, lr: float, momentum: float = 0.95):
         super().__init__(parameters, {"lr": lr, "momentum": momentum})
@@ -148,17 +148,19 @@ def initialize(model: Transformer) -> None:
         elif "mlp.gate.weight" in name:
             std = 0.05
         else:
-            std = weight.shape[-1] ** -0.5 * (0.5 if "o_proj" in name or "down_proj" in name else 1.0)
+            last = "o_proj" in name or "down_proj" in name
+            std = weight.shape[-1] ** -0.5 * (0.5 if last else 1.0)
         torch.nn.init.normal_(weight, std=std)
 
 
 def make_optimizers(model: Transformer, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    by_adam, by_muon = [], []
+    by_adam, by_muon, no_matrices = [], [], ("embed_tokens", "lm_head", "mlp.gate.weight")
     for name, weight in model.named_parameters():
-        plain = weight.dim() == 1 or any(s in name for s in ("embed_tokens", "lm_head", "mlp.gate.weight"))
+        plain = weight.dim() == 1 or any(part in name for part in no_matrices)
         (by_adam if plain else by_muon).append(weight)
-    return [torch.optim.AdamW(by_adam, lr=recipe.adam_rate, betas=(0.9, 0.98), eps=1e-9, weight_decay=0.0),
-            Muon(by_muon, lr=recipe.muon_rate)]
+    adam = torch.optim.AdamW(by_adam, lr=recipe.adam_rate, betas=(0.9, 0.98), eps=1e-9,
+                             weight_decay=0.0)
+    return [adam, Muon(by_muon, lr=recipe.muon_rate)]
 
 
 # --- one step --------------------------------------------------------------------------
@@ -181,12 +183,13 @@ def draw_rows(recipe: Recipe, step: int) -> Rows:
     rows = [training_row(rng, stage.length, stage.mix or TOWN_FIRST) for _ in range(count)]
     ids = torch.tensor([row.ids for row in rows])
     weights = torch.tensor([row.weights for row in rows])
-    positions = torch.tensor([gapped_positions(rng, stage.length, recipe.position_span) for _ in rows])
+    positions = torch.tensor(
+        [gapped_positions(rng, stage.length, recipe.position_span) for _ in rows])
     return Rows(ids[:, :-1], ids[:, 1:], weights[:, 1:], positions)
 
 
 def gapped_positions(rng: random.Random, length: int, span: int) -> list[int]:
-    """0, 1, 2, ... or, for half of the longer rows, the same with one to eight jumps within `span`."""
+    """0, 1, 2, ... and, for half of the longer rows, with one to eight jumps within `span`."""
     if length < 256 or length >= span or rng.random() < 0.5:
         return list(range(length))
     room = int(rng.random() * (span - length))
@@ -208,8 +211,14 @@ class GateLoads:
         self.gates = [layer.gate for layer in model.moe_layers()]
         self.counts = [torch.zeros_like(gate.e_score_correction_bias) for gate in self.gates]
         self.imbalance = 1.0            # fullest expert over the mean, worst layer of the last step
-        for index, gate in enumerate(self.gates):
-            gate.register_forward_hook(lambda _, __, out, index=index: self._count(index, out[1]))
+        self.hooks = [gate.register_forward_hook(
+            lambda _, __, out, index=index: self._count(index, out[1]))
+            for index, gate in enumerate(self.gates)]
+
+    def close(self) -> None:
+        """Leave the model without the hooks: nobody counts any more."""
+        for hook in self.hooks:
+            hook.remove()
 
     def _count(self, index: int, chosen: torch.Tensor) -> None:
         self.counts[index] = chosen.flatten().bincount(minlength=len(self.counts[index])).float()
@@ -221,10 +230,11 @@ class GateLoads:
             bias = gate.e_score_correction_bias
             bias += rate * (count.mean() - count).sign()
             bias -= bias.mean()
-        self.imbalance = max((c.max() / c.mean()).item() for c in self.counts) if self.counts else 1.0
+        self.imbalance = max([(c.max() / c.mean()).item() for c in self.counts], default=1.0)
 
 
-def weighted_loss(model: Transformer, rows: Rows, bfloat16: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def weighted_loss(model: Transformer, rows: Rows,
+                  bfloat16: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean weighted loss, and logits [count, length, vocabulary]."""
     count, length = rows.ids.shape
     batch = Batch(new=[length] * count, wanted=range(count * length))
@@ -249,7 +259,7 @@ def recall_in(rows: Rows, logits: torch.Tensor) -> float | None:
 
 
 class Trainer:
-    """A run: model, optimizers, step number. `step()` does one; `state()` and `load()` carry it over."""
+    """A run: model, optimizers, step number. `state()` and `load()` carry it over a stop."""
 
     def __init__(self, recipe: Recipe):
         torch.manual_seed(recipe.seed)
@@ -268,9 +278,10 @@ class Trainer:
         loss, logits = weighted_loss(self.model, rows, recipe.bfloat16)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.optimizers[0].param_groups[0]["params"], 1.0)
-        for optimizer, full in zip(self.optimizers, (recipe.adam_rate, recipe.muon_rate), strict=True):
+        full_rates = (recipe.adam_rate, recipe.muon_rate)
+        for optimizer, full_rate in zip(self.optimizers, full_rates, strict=True):
             for group in optimizer.param_groups:
-                group["lr"] = full * rate
+                group["lr"] = full_rate * rate
             optimizer.step()
             optimizer.zero_grad()
         self.loads.balance(stage.bias_rate)
@@ -284,8 +295,11 @@ class Trainer:
                 "optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
 
     def load(self, state: dict) -> None:
+        """Raises ValueError for the state of another recipe, naming what differs."""
         if state["recipe"] != fingerprint(self.recipe):
-            raise ValueError("the saved run was made by another recipe: "
+            theirs, ours = json.loads(state["recipe"]), json.loads(fingerprint(self.recipe))
+            differs = ", ".join(key for key in ours if ours[key] != theirs.get(key))
+            raise ValueError(f"the saved run was made by another recipe ({differs} differs): "
                              "give another folder, or remove its resume.pt to start anew")
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
@@ -300,11 +314,29 @@ def fingerprint(recipe: Recipe) -> str:
 # --- a whole run -----------------------------------------------------------------------
 
 
-def write_state(path: Path, state: dict) -> None:
-    """Under a temporary name first: a run killed while saving keeps its last good state."""
+def write_whole(path: Path, write: Callable[[Path], None]) -> None:
+    """Under a temporary name first: a run killed while saving keeps its last good file.
+
+    Raises OSError where the file cannot be written; nothing half-written is left then.
+    """
     partial = path.with_suffix(".tmp")
-    torch.save(state, partial)
-    os.replace(partial, path)
+    try:
+        write(partial)
+        partial.replace(path)
+    except (OSError, RuntimeError) as error:        # torch reports a full disk as RuntimeError
+        partial.unlink(missing_ok=True)
+        raise OSError(f"cannot write {path}: {error}. "
+                      "Give a folder that you may write to, with room for it") from error
+
+
+def read_state(path: Path) -> dict:
+    """What `Trainer.state` gave. Raises ValueError for a file that is no saved run."""
+    try:
+        state = torch.load(path, weights_only=True)
+        return {key: state[key] for key in ("recipe", "num_done", "model", "optimizers")}
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, TypeError, KeyError) as error:
+        raise ValueError(f"cannot read the saved run {path}: it is damaged or something else. "
+                         "Remove it to start anew") from error
 
 
 def train(recipe: Recipe, folder: Path, *, report_every: int = 50, save_every: int = 100,
@@ -314,12 +346,14 @@ def train(recipe: Recipe, folder: Path, *, report_every: int = 50, save_every: i
 
     Writes `resume.pt` and `log.jsonl` (one line a report) into `folder`. If `should_stop`
     turns true the state is saved and None is returned; the same call goes on later.
+    Raises ValueError for a folder with another recipe's run, OSError for an unwritable one.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    trainer, saved, log = Trainer(recipe), folder / "resume.pt", folder / "log.jsonl"
-    if saved.exists():
-        trainer.load(torch.load(saved, weights_only=True))
-    lines = [line for line in read_log(log) if line["step"] <= trainer.num_done]
+    trainer, folder = Trainer(recipe), Path(folder)
+    make_folder(folder)
+    if (folder / "resume.pt").exists():
+        trainer.load(read_state(folder / "resume.pt"))
+    lines = [line for line in read_log(folder) if line["step"] <= trainer.num_done]
+    write_log(folder, lines)            # a folder that cannot be written shows now, not in an hour
     seconds = lines[-1]["seconds"] if lines else 0.0
     recent, started = [], time.perf_counter()
     while trainer.num_done < recipe.num_steps and not should_stop():
@@ -334,6 +368,7 @@ def train(recipe: Recipe, folder: Path, *, report_every: int = 50, save_every: i
         if trainer.num_done % save_every == 0:
             save_run(folder, trainer, lines)
     save_run(folder, trainer, lines)
+    trainer.loads.close()
     return trainer.model.eval() if trainer.num_done == recipe.num_steps else None
 
 
@@ -346,22 +381,47 @@ def averages(rows: list[dict]) -> dict:
     return out
 
 
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"cannot make the folder {folder}: {error}. "
+                      "Give a folder that you may write to") from error
+
+
 def save_run(folder: Path, trainer: Trainer, lines: list[dict]) -> None:
-    write_state(folder / "resume.pt", trainer.state())
-    (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    """The log first: lines past the saved step are dropped on resuming, lost ones never return."""
+    write_log(folder, lines)
+    write_whole(folder / "resume.pt", lambda path: torch.save(trainer.state(), path))
 
 
-def read_log(path: Path) -> list[dict]:
+def write_log(folder: Path, lines: list[dict]) -> None:
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    write_whole(folder / "log.jsonl", lambda path: path.write_text(text))
+
+
+def read_log(folder: Path) -> list[dict]:
+    path = folder / "log.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 class StopOnSignal:
-    """Asks a run to stop after its current step on Ctrl-C or SIGTERM; a second Ctrl-C kills it."""
+    """Asks a run to stop after its current step on Ctrl-C or SIGTERM; a second Ctrl-C kills it.
+
+    It listens inside `with StopOnSignal() as should_stop:` and gives the signals back after.
+    """
 
     def __init__(self):
         self.asked = False
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._ask)
+
+    def __enter__(self) -> "StopOnSignal":
+        self.before = {number: signal.signal(number, self._ask)
+                       for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
 
     def _ask(self, number, frame) -> None:
         self.asked = True

@@ -67,13 +67,16 @@ class Transformer(nn.Module):
         """Logits [wanted rows, vocabulary] after computing the rows `tokens` [rows].
 
         `positions` [rows] are counted from the batch unless given. Without `kv` nothing is
-        kept. Raises ValueError where tokens and batch disagree.
+        kept. Raises ValueError where tokens or positions and batch disagree.
         """
         if tokens.shape != (batch.num_rows,):
             raise ValueError(f"tokens of shape {list(tokens.shape)} do not fit a batch of "
                              f"{batch.num_rows} rows: lay all sequences' new tokens in one row")
         kv = NoCache() if kv is None else kv
         positions = batch.positions() if positions is None else positions
+        if positions.shape != tokens.shape:
+            raise ValueError(f"positions of shape {list(positions.shape)} do not fit a batch of "
+                             f"{batch.num_rows} rows: give one position a row")
         x = self.embed_tokens(tokens)
         angles = rotary_angles(positions, self.config, x.dtype)
         for block in self.layers:

@@ -1,0 +1,199 @@
+"""The command line: quick help, clear errors, bytes in and bytes out, runs that can be stopped."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from minimodel.__main__ import main
+from minimodel.engine.generate import generate_with_cache
+from minimodel.model import checkpoint, train
+from minimodel.tokenizer import decode_bytes, encode
+
+COMMAND = [sys.executable, "-m", "minimodel"]
+
+
+@pytest.fixture(scope="module")
+def model_folder(make_model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    checkpoint.save(make_model(dtype=torch.float32, vocab_size=264), folder)
+    return folder
+
+
+@pytest.fixture
+def generate(model_folder, tmp_path, capsysbinary):
+    """Runs `generate` on a prompt; gives exit code, standard output and standard error."""
+    def run(prompt: bytes, *options):
+        (tmp_path / "prompt").write_bytes(prompt)
+        code = main(["generate", "--prompt-file", str(tmp_path / "prompt"),
+                     "--model", str(model_folder), *options])
+        out, err = capsysbinary.readouterr()
+        return code, out, err.decode()
+    return run
+
+
+# --- help ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["train", "--help"]])
+def test_help_comes_without_torch(arguments):
+    code = ("import sys, runpy; sys.argv = ['minimodel', *sys.argv[1:]]\n"
+            "try: runpy.run_module('minimodel', run_name='__main__')\n"
+            "except SystemExit as end: assert not end.code, end.code\n"
+            "assert 'torch' not in sys.modules, 'torch was imported'")
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: python -m minimodel")
+
+
+def test_help_comes_at_once():
+    def seconds():
+        started = time.perf_counter()
+        subprocess.run([*COMMAND, "--help"], check=True, capture_output=True)
+        return time.perf_counter() - started
+    assert min(seconds() for _ in range(3)) < 0.5
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ([], "the following arguments are required: COMMAND"),
+    (["bake"], "invalid choice: 'bake'"),
+    (["generate"], "the following arguments are required: --prompt-file"),
+    (["generate", "--prompt-file", "p", "--max-tokens", "many"], "invalid int value: 'many'"),
+    (["train", "--fast"], "unrecognized arguments: --fast")])
+def test_an_unknown_option_is_named(arguments, message, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_waiting_threads_sleep_unless_the_user_says_otherwise():
+    code = "import os, minimodel.__main__; print(os.environ['OMP_WAIT_POLICY'])"
+    for given, expected in [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")]:
+        env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+        done = subprocess.run([sys.executable, "-c", code], env=env | given, text=True,
+                              capture_output=True, check=True)
+        assert done.stdout.strip() == expected
+
+
+# --- generate ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prompt", [b"Q: Who?\n", b"\xff\xfe caf\xe9 \x00", b"line\r\nline\r\n"],
+                         ids=["text", "no UTF-8", "Windows line ends"])
+@pytest.mark.parametrize("options", [[], ["--without-cache"]], ids=["cache", "no cache"])
+def test_the_answer_continues_the_very_bytes_of_the_file(generate, model_folder, prompt, options):
+    expected = generate_with_cache(checkpoint.load(model_folder), encode(prompt), 11)
+    assert generate(prompt, "--max-tokens", "11", *options) == (
+        0, decode_bytes(expected) + b"\n", "")
+
+
+def test_standard_input_is_a_prompt_too(model_folder):
+    done = subprocess.run([*COMMAND, "generate", "--prompt-file", "-", "--max-tokens", "5",
+                           "--model", model_folder], input=b"Hello\xff", capture_output=True)
+    expected = generate_with_cache(checkpoint.load(model_folder), encode(b"Hello\xff"), 5)
+    assert (done.returncode, done.stdout, done.stderr) == (0, decode_bytes(expected) + b"\n", b"")
+
+
+@pytest.mark.parametrize(("prompt", "options", "message"), [
+    (b"", [], "the prompt file .*prompt is empty: write at least one byte into it"),
+    (b"x" * 90, ["--max-tokens", "20"],
+     "a prompt of 91 tokens and up to 20 new ones need 111 positions, over the model's context of "
+     "97: shorten the prompt or lower max_tokens"),
+    (b"x", ["--max-tokens", "0"], "max_tokens=0 must be at least 1"),
+    (b"x", ["--max-tokens", "-4"], "max_tokens=-4 must be at least 1"),
+    (b"x", ["--model", "nowhere"], "no config.json in nowhere: give the folder of a checkpoint")])
+def test_a_request_that_cannot_be_served(generate, prompt, options, message):
+    code, out, err = generate(prompt, *options)
+    assert (code, out) == (2, b"")
+    assert re.fullmatch(f"error: {message}.*\n", err)
+
+
+@pytest.mark.parametrize("name", ["nowhere.txt", "."])
+def test_a_prompt_file_that_cannot_be_read(name, capsys):
+    assert main(["generate", "--prompt-file", name]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: cannot read the prompt file {name}: ")
+    assert "Give a file, or - for standard input" in err
+
+
+def test_a_reader_that_leaves_early_is_no_error(model_folder, tmp_path):
+    (tmp_path / "prompt").write_bytes(b"x")
+    writer = subprocess.Popen([*COMMAND, "generate", "--prompt-file", tmp_path / "prompt",
+                               "--max-tokens", "90", "--model", model_folder],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    writer.stdout.close()
+    assert writer.stderr.read() == b""
+    assert writer.wait(60) == 1
+    writer.stderr.close()
+
+
+# --- train ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def train_briefly(monkeypatch, tmp_path, capsys):
+    """`train --small`, with a recipe of three short steps in the small one's place."""
+    stages = (train.Stage(64, 3, 64),)
+    monkeypatch.setattr(train, "SMALL", replace(train.SMALL, stages=stages))
+
+    def run(*options):
+        code = main(["train", "--small", "--threads", "1", "--float32", *options])
+        out, err = capsys.readouterr()
+        return code, out, err
+    return run
+
+
+def test_a_finished_run_names_its_checkpoint_and_the_command_to_try(train_briefly, tmp_path):
+    code, out, _ = train_briefly("--out", str(tmp_path / "run"))
+    assert code == 0
+    assert re.search(r"step +3 of 3 +rows of +64 +loss \d\.\d{3} +recall", out)
+    assert f"generate --model {tmp_path / 'run' / 'checkpoint'} --prompt-file" in out
+    assert checkpoint.load(tmp_path / "run" / "checkpoint").config == train.SMALL.config
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    (["--threads", "0"], "--threads 0 must be at least 1"),
+    (["--out", "{file}"], "cannot make the folder .*file: .* Give a folder that you may write to"),
+    (["--out", "{file}/below"], "cannot make the folder .*below: .* Give a folder")])
+def test_a_run_that_cannot_start(train_briefly, tmp_path, options, message):
+    (tmp_path / "file").write_text("in the way")
+    code, _, err = train_briefly(*(option.format(file=tmp_path / "file") for option in options))
+    assert code == 2
+    assert re.search(f"error: {message}", err)
+
+
+def test_another_seed_in_the_same_folder_is_refused(train_briefly, tmp_path):
+    assert train_briefly("--out", str(tmp_path / "run"))[0] == 0
+    code, _, err = train_briefly("--out", str(tmp_path / "run"), "--seed", "9")
+    assert code == 2
+    assert "another recipe (seed differs): give another folder" in err
+
+
+def interrupted(folder):
+    """Start the small recipe, press Ctrl-C a while after its first sign of life."""
+    (folder / "log.jsonl").unlink(missing_ok=True)
+    child = subprocess.Popen([*COMMAND, "train", "--small", "--float32", "--threads", "1",
+                              "--out", folder], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                             text=True)
+    deadline = time.monotonic() + 90
+    while not (folder / "log.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.3)         # it is in its first steps by now
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=90)
+    assert child.returncode == 0, err
+    assert f"Stopped and saved in {folder}. The same command goes on from there." in out
+    return train.read_state(folder / "resume.pt")["num_done"]
+
+
+def test_ctrl_c_saves_the_run_and_the_same_command_goes_on(tmp_path):
+    first = interrupted(tmp_path)
+    assert 1 <= first < 100
+    assert interrupted(tmp_path) > first
