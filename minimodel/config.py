@@ -106,17 +106,23 @@ class ModelConfig:
                 + self.num_moe_layers * moe
                 + hidden)                                             # the last norm
 
+    @property
+    def flops_per_entry(self) -> int:
+        """Operations for one row to look at one entry, all layers.
+
+        Two per number of the query to compare it with the key, two to add up the value.
+        """
+        return 4 * self.num_layers * self.num_heads * self.head_dim
+
     def flops(self, num_new: int, num_past: int = 0, num_logits: int | None = None) -> int:
         """Floating-point operations to compute `num_new` tokens after `num_past` noted ones.
 
         Two per active parameter and token (equation E2), less the embedding, which is
         looked up; the head counts for `num_logits` rows only, for all if left out. Then the
-        attention term: token i reads i + 1 entries, and each costs two per number of the
-        query (the score) and two per number of the value (the sum).
+        attention term: token i looks at i + 1 entries.
         """
         num_logits = num_new if num_logits is None else num_logits
         head = self.vocab_size * self.hidden_size
         layers = self.num_active_parameters() - 2 * head
-        entries_read = num_new * num_past + num_new * (num_new + 1) // 2
-        attention = 4 * self.num_layers * self.num_heads * self.head_dim * entries_read
-        return 2 * (num_new * layers + num_logits * head) + attention
+        entries = num_new * num_past + num_new * (num_new + 1) // 2
+        return 2 * (num_new * layers + num_logits * head) + self.flops_per_entry * entries

@@ -67,46 +67,43 @@ def legend(y: float) -> list[str]:
 
 def work_stepper(config: ModelConfig, lengths: Sequence[int]) -> Stepper:
     """Work for the next token with and without notes, and the notes' memory, at each length."""
-    frames, labels = [], []
-    longest = config.flops(max(lengths), num_logits=1)
-    most_bytes = max(lengths) * config.kv_bytes_per_token()
-    for length in lengths:
-        naive, cached = config.flops(length, num_logits=1), config.flops(1, length - 1)
-        held = length * config.kv_bytes_per_token()
-        frames.append(
-            draw.svg(
-                WIDTH,
-                190,
-                (
-                    f"At {length} tokens the next one costs {naive / 1e6:,.0f} million operations "
-                    f"without notes and {cached / 1e6:.1f} million with "
-                    f"{held / 1e6:.2f} MB of notes."
-                ),
-                draw.text(
-                    0,
-                    10,
-                    f"Work for the next token: {naive / cached:,.0f} times less with notes",
-                    bold=True,
-                ),
-                *labelled_bar(
-                    26, naive / longest, f"without notes: {quantity(naive)}FLOP", "prefill"
-                ),
-                *labelled_bar(
-                    76, cached / longest, f"with notes: {quantity(cached)}FLOP", "decode"
-                ),
-                draw.text(0, 136, "Memory that the notes take", bold=True),
-                *labelled_bar(148, held / most_bytes, f"{quantity(held)}B", "notes"),
-            )
-        )
-        labels.append(f"{length:,} tokens so far")
+    longest = max(lengths)
     return Stepper(
-        frames,
-        labels,
+        [work_frame(config, length, longest) for length in lengths],
+        [f"{length:,} tokens so far" for length in lengths],
         "length of the text",
-        (
-            "The work for one more token grows with the whole text without notes and hardly at all "
-            "with them; the price is memory that grows by the same amount for every token."
+        "Without notes the work for one more token grows faster than the text; with notes it is "
+        "one row, whose looking grows slowly; the price is memory, the same for every token.",
+    )
+
+
+def work_frame(config: ModelConfig, length: int, longest: int) -> str:
+    """One length: three bars, each on its own scale, which the longest text fills."""
+    naive, cached = config.flops(length, num_logits=1), config.flops(1, length - 1)
+    looking = length * config.flops_per_entry
+    held, per_token = length * config.kv_bytes_per_token(), config.kv_bytes_per_token()
+    room = WIDTH - 4
+    row = room / config.flops(1, longest - 1)  # pixels an operation
+    layers = (cached - looking) * row
+    return draw.svg(
+        WIDTH,
+        198,
+        f"At {length} tokens the next one costs {naive / 1e6:,.0f} million operations without "
+        f"notes, {cached / 1e6:.1f} million with {held / 1e6:.2f} MB of notes.",
+        draw.text(0, 10, f"Work for the next token: {naive / cached:,.0f} times less", bold=True),
+        *labelled_bar(
+            26,
+            naive / config.flops(longest, num_logits=1),
+            f"without notes: {quantity(naive)}FLOP",
+            "prefill",
         ),
+        draw.text(
+            0, 82, f"with notes: {quantity(cached)}FLOP, {looking / cached:.0%} of it looking"
+        ),
+        draw.rect(0, 94, layers, 16, "decode", filled=False, radius=2),
+        draw.rect(layers, 94, looking * row, 16, "notes", filled=False, radius=2),
+        draw.text(0, 140, "Memory that the notes take", bold=True),
+        *labelled_bar(156, held / (longest * per_token), f"{quantity(held)}B", "notes"),
     )
 
 
@@ -138,7 +135,7 @@ def times_figure(
     ax.set(
         xlabel="tokens in the text", ylabel="ms for the next token", xlim=(0, None), ylim=(0, None)
     )
-    finding(ax, "Without notes a token costs more the longer the text; with notes it hardly does")
+    finding(ax, "Without notes, each token costs more than the last")
     key(ax, "measured", loc="center left")
     return Figure(
         fig,
@@ -153,10 +150,10 @@ def times_figure(
 def gain_figure(lengths: Sequence[int], counted: Sequence[float], timed: Sequence[float]) -> Figure:
     """How many times cheaper a token is with notes: counted in FLOPs, and measured in seconds."""
     fig, ax = figure(5, 3.4)
-    modelled(ax, lengths, counted, "notes", "counted operations")
-    measured(ax, lengths, timed, "decode", "measured time")
-    direct_label(ax, lengths[-1], counted[-1], "counted", "notes", dx=-12, dy=-1)
-    direct_label(ax, lengths[-1], timed[-1], "measured", "decode", dx=-4, dy=14)
+    modelled(ax, lengths, counted, "ink", "counted operations")
+    measured(ax, lengths, timed, "ink", "measured time")
+    direct_label(ax, lengths[-1], counted[-1], "counted", "ink", dx=-12, dy=-1)
+    direct_label(ax, lengths[-2], timed[-2], "measured", "ink", dx=10, dy=-12)
     ax.set(xlabel="tokens in the text", ylabel="times cheaper with notes", xlim=(0, None))
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
@@ -204,12 +201,12 @@ def entry_sizes_figure(config: ModelConfig) -> Figure:
         if by_source:
             reported(ax, size, y, "notes", words)
         else:
-            modelled(ax, [size], [y], "decode", words)
-            direct_label(ax, size, y, words, "decode")
+            modelled(ax, [size], [y], "ink", words)
+            direct_label(ax, size, y, words, "ink")
         ax.texts[-1].set(position=(0, 13), ha="center")
     ax.set_xscale("log")
     ax.set(
-        xlim=(30, 8e6),
+        xlim=(8, 2e7),
         ylim=(-0.5, len(rows) - 0.2),
         yticks=[],
         xlabel="bytes per token (log scale)",

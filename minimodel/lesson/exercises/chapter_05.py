@@ -59,30 +59,38 @@ def pair_in(answer: object) -> tuple[float, float]:
 
 def check_rows(answer: object) -> Verdict:
     without, cached = pair_in(answer)
+    if (without, cached) == (506, 3521):
+        return wrong("The other way round: first without notes, then with them.")
     if without == 7 * 500:
         return wrong(
-            "Seven forwards of 500 rows would be right if the text stayed as it is. Each "
-            "token written joins the text that the next forward reads."
+            "Seven forwards of 500 rows would be right if the text stayed as it is. Each token "
+            "written joins the text that the next forward reads."
         )
     if without == sum(range(501, 508)):
         return wrong("The first token is written from the prompt alone: 500 rows, not 501.")
     if without != sum(range(500, 507)):
         return wrong(
-            "Without notes, count one forward for each token written. The first reads the "
-            "prompt's 500 rows; how many does the second read?"
+            "Without notes, count one forward for each token written. The first computes the "
+            "prompt's 500 rows; how many does the second compute?"
         )
     if cached == 507:
         return wrong(
-            "Nearly: the last token is written but never read by anything, so nobody "
-            "computes its row."
+            "Nearly: the last token is written but never read by anything, so nobody computes "
+            "its row."
+        )
+    if cached == 500:
+        return wrong(
+            "The prompt is 500 rows; six of the tokens written are read too, each for one row."
         )
     if cached != 506:
         return wrong(
-            "Without notes you are right. With notes every row is computed once, and the "
-            "last token written needs no row at all."
+            "Without notes you are right. With notes every row is computed once: the prompt's, "
+            "and one for each token that the model must read to write the next."
         )
     return right(
-        "3,521 against 506: seven times fewer, about as many times as tokens were written."
+        "3,521 against 506: seven times fewer, as many times as tokens were written. That holds "
+        "while the answer is short beside the prompt. For 1,000 tokens after a prompt of one it "
+        "is 500,500 against 1,000, about half the number written."
     )
 
 
@@ -112,19 +120,28 @@ answer = (without, cached)""",
 def check_bytes(answer: object) -> Verdict:
     value, true = number_in(answer), 2 * 26 * 3 * 80 * 2 * 10_000
     if value == true:
-        return right("249.6 million bytes, a quarter of a gigabyte, for one reader's text.")
+        return right("249.6 million bytes, a quarter of a gigabyte, for one request's text.")
     if value * 2 == true:
-        return wrong("Half of it: a token notes a key *and* a value.")
+        return wrong(
+            "Half of it. There are two twos in this product: key *and* value, and 2 bytes a number."
+        )
+    if value * 4 == true:
+        return wrong("A quarter of it: key *and* value, and 2 bytes a number, were both left out.")
     if value == true * 4:
         return wrong(
-            "Four times too much: count the heads that notes are kept for, not the heads "
-            "that read them."
+            "Four times too much: count the heads that notes are kept for, not the query heads."
         )
     if value == true / 26:
         return wrong("That is one layer; every layer keeps notes of its own.")
+    if value == true / 10_000:
+        return wrong("That is one token; 10,000 are asked for.")
+    if value == true * 8:
+        return wrong("Those are bits; bytes are asked for.")
+    if value in (249.6, 0.2496, 249_600):
+        return wrong("The right amount in another unit: write it in bytes.")
     return wrong(
-        f"{value:,.0f} is not it. Multiply: key and value, layers, KV heads, numbers per "
-        "head, bytes per number, tokens."
+        f"{value:,.10g} is not it. Multiply: key and value, layers, KV heads, numbers per head, "
+        "bytes per number, tokens."
     )
 
 
@@ -148,33 +165,38 @@ BYTES = Exercise(
 
 
 def check_growing(answer: object) -> Verdict:
-    notes = function_in(answer)()
-    written, moves, place = torch.empty(0, 6), 0, None
-    for count in (5, *[1] * 90):
-        new = torch.randn(count, 6)
-        notes.write(new)
-        written = torch.cat((written, new))
+    if not isinstance(answer, type) and hasattr(answer, "write"):
+        return wrong("Hand in the class itself: `GrowingNotes`, without brackets.")
+    notes, width = function_in(answer)(), 7
+    torch.manual_seed(53)
+    sizes = (5, *[1] * 90, 905, 9000, *[1] * 6000)
+    everything = torch.randn(sum(sizes), width)
+    total, copied, place = 0, 0, None
+    for count in sizes:
+        notes.write(everything[total : total + count])
         found = notes.read()
-        if tuple(found.shape) != tuple(written.shape):
+        if tuple(found.shape) != (total + count, width):
             return wrong(
-                f"After {len(written)} entries of 6 numbers `read` returns a tensor of "
+                f"After {total + count} entries of {width} numbers `read` returns a tensor of "
                 f"shape {list(found.shape)}; it should return exactly those entries."
             )
-        if not torch.equal(found, written):
-            return wrong(
-                f"After {len(written)} entries `read` returns other numbers than were "
-                "written. Are old entries copied when the memory grows?"
-            )
-        moves += found.data_ptr() != place
-        place = found.data_ptr()
-    if moves > 12:
+        if place is not None and found.data_ptr() != place:
+            copied += total  # the old entries were moved to another place
+        total, place = total + count, found.data_ptr()
+    if not torch.equal(found, everything):
         return wrong(
-            f"The entries are right, but they moved {moves} times in 91 writes: each move "
-            "copies all of them. Make room for twice as many whenever the room is full."
+            f"After {total} entries `read` returns other numbers than were written. Are old "
+            "entries copied when the memory grows?"
+        )
+    if copied / total > 4:
+        return wrong(
+            f"The entries are right, but each was copied {copied / total:,.0f} times on average, "
+            "and that grows with the text. Make the room twice as large, not larger by a fixed "
+            "amount, whenever it is full."
         )
     return right(
-        f"All entries in place after 91 writes, and the memory moved {moves} times. Copying "
-        "now costs at most about one extra copy per entry, however long the text gets."
+        f"All {total:,} entries are in place, and each was copied {copied / total:.1f} times on "
+        "average. With doubling that stays below a small constant, however long the text gets."
     )
 
 
@@ -230,29 +252,51 @@ GROWING = Exercise(
 # --- 5.4 -------------------------------------------------------------------------------
 
 
+class CountingModel:
+    """A model that counts the rows it computes."""
+
+    def __init__(self, model: Transformer):
+        self.model, self.config, self.rows = model, model.config, 0
+
+    def __call__(self, tokens, batch, kv=None, positions=None):
+        self.rows += len(tokens)
+        return self.model(tokens, batch, kv, positions)
+
+
 def check_positions(answer: object) -> Verdict:
-    answer_with_notes, model = function_in(answer), odd_model()
+    answer_with_notes, count = function_in(answer), 8
     for prompt_length, seed in ((23, 1), (9, 2), (1, 3)):
-        prompt = random_tokens(prompt_length, seed)
-        expected = generate_without_cache(model, prompt, 8, stop_ids=())
-        cache = DenseCache(ODD, capacity=prompt_length + 8, dtype=torch.float64)
+        model, prompt = CountingModel(odd_model()), random_tokens(prompt_length, seed)
+        expected = generate_without_cache(model.model, prompt, count, stop_ids=())
+        cache = DenseCache(ODD, capacity=prompt_length + count, dtype=torch.float64)
         with torch.inference_mode():
-            found = list(answer_with_notes(model, prompt, cache, 8))
+            found = list(answer_with_notes(model, prompt, cache, count))
         if found != expected:
-            same = next(
-                (i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b),
-                min(len(found), len(expected)),
-            )
-            tokens = "token" if prompt_length == 1 else "tokens"
+            return wrong(first_difference(prompt_length, found, expected))
+        if model.rows != prompt_length + count - 1:
             return wrong(
-                f"With a prompt of {prompt_length} {tokens} the answer differs from the slow "
-                f"one at token {same + 1} of 8. The prompt is right, so look at where the "
-                "rows after it believe they stand."
+                f"The tokens are right, but {model.rows} rows were computed for a prompt of "
+                f"{prompt_length} and {count} tokens written; with notes it takes "
+                f"{prompt_length + count - 1}. Keep the cache, and mend the positions."
             )
     return right(
-        "The same tokens for three prompts. Nothing had crashed, no shape was wrong, and the "
-        "text still looked like text: only comparing with the slow way finds such a fault."
+        "The same tokens for three prompts. Nothing had crashed and no shape was wrong: only "
+        "comparing with the slow way finds such a fault."
     )
+
+
+def first_difference(prompt_length: int, found: list, expected: list[int]) -> str:
+    """Where an answer leaves the slow one, and what to look at."""
+    pairs = zip(found, expected, strict=False)
+    same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(found), len(expected)))
+    tokens = "token" if prompt_length == 1 else "tokens"
+    where = (
+        f"With a prompt of {prompt_length} {tokens} the answer differs from the slow one at token "
+        f"{same + 1} of {len(expected)}."
+    )
+    if same == 0:
+        return f"{where} The very first step is wrong: which positions do the prompt's rows have?"
+    return f"{where} The prompt is right, so look at where the rows after it believe they stand."
 
 
 POSITIONS = Exercise(
@@ -296,43 +340,39 @@ POSITIONS = Exercise(
 # --- 5.5 -------------------------------------------------------------------------------
 
 
-class CountingModel:
-    """A model that counts the rows it computes."""
-
-    def __init__(self, model: Transformer):
-        self.model, self.config, self.rows = model, model.config, 0
-
-    def __call__(self, tokens, batch, kv=None, positions=None):
-        self.rows += len(tokens)
-        return self.model(tokens, batch, kv, positions)
-
-
 def check_ask_again(answer: object) -> Verdict:
     ask, model = function_in(answer), odd_model()
-    document = random_tokens(31, seed=7)
-    cache = DenseCache(ODD, capacity=60, dtype=torch.float64)
-    with torch.inference_mode():
-        batch = cache.batch([len(document)])
-        model(torch.tensor(document), batch, cache)
-        cache.commit(batch)
-        for number, length in enumerate((6, 11, 3), start=1):
-            question = random_tokens(length, seed=10 + number)
+    for number, (length, leftover, asked) in enumerate(((31, 0, 6), (31, 9, 11), (24, 5, 3))):
+        document = random_tokens(length, seed=70 + length)
+        question = random_tokens(asked, seed=10 + number)
+        cache = DenseCache(ODD, capacity=60, dtype=torch.float64)
+        with torch.inference_mode():
+            for part in (document, random_tokens(leftover, seed=90 + number)):
+                if part:
+                    batch = cache.batch([len(part)])
+                    model(torch.tensor(part), batch, cache)
+                    cache.commit(batch)
             counting = CountingModel(model)
-            found = ask(counting, cache, len(document), question)
-            full = model(torch.tensor(document + question), Batch(new=[len(document) + length]))
-            if number_in(found) != int(full[-1].argmax()):
-                return wrong(
-                    f"Question {number} got another token than reading everything afresh "
-                    "gives. Do the notes of the question before it still count?"
-                )
-            if counting.rows != length:
-                return wrong(
-                    f"Question {number} has {length} tokens, but {counting.rows} rows were "
-                    "computed: the document's notes are there, use them."
-                )
+            found = number_in(ask(counting, cache, length, question))
+            whole = model(torch.tensor(document + question), Batch(new=[length + asked]))
+        if counting.rows != asked:
+            return wrong(
+                f"A question of {asked} tokens took {counting.rows} rows: the document's notes "
+                "are there, use them."
+            )
+        if found != int(whole[-1].argmax()) and leftover:
+            return wrong(
+                f"With {leftover} notes of an earlier question behind the document, the answer is "
+                "not the one that reading everything afresh gives. Do those notes still count?"
+            )
+        if found != int(whole[-1].argmax()):
+            return wrong(
+                "The answer is not the one that reading everything afresh gives. The document's "
+                "notes must be read too: how many does the cache count when the question comes?"
+            )
     return right(
-        "Three questions, one reading of the document. You have just built the idea that "
-        "chapters 10 and 11 sell at a fiftieth of the price."
+        "Three questions, and no row of a document computed again. You have just built the idea "
+        "that chapters 10 and 11 sell at a fraction of the price."
     )
 
 
@@ -374,12 +414,15 @@ WHY_NOT_QUERIES = Exercise(
     "value are both made from: could that be smaller?",
     solution="**Queries** are used once, in the row's own step, to look back. No later token asks "
     "with an earlier token's query, so keeping it would cost memory and save nothing.\n\n"
-    "**The vector before the projections** would do: key and value can be made from it "
-    "again. In this toy it has as many numbers as key and value together (128), so "
-    "nothing is won, and each step would have to project every earlier token again: "
-    "linear work per token where there was almost none. The idea is a good one all the "
-    "same if the vector is small and the projection can be folded into the query. That "
-    "is multi-head latent attention, and chapter 07 builds it.",
+    "**The vector before the projections** would do: key and value can be made from it again. "
+    "With a key and a value for every query head (plain multi-head attention) it is half as "
+    "large as the two together. In this toy, where four query heads share a pair, it has "
+    "exactly as many numbers (128), so nothing is won. And each step would have to project every "
+    "earlier token again: 2 times 128 times 128 operations an entry and layer, 32 times what "
+    "looking at it costs.\n\nThe idea is a good one all the same if the vector is small and the "
+    "projection can be folded into the query. The turn by position stands in the way of that, so "
+    "multi-head latent attention keeps a small turned key beside a small vector. Chapter 07 "
+    "builds it.",
 )
 
 CHAPTER = Chapter(
