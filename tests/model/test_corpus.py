@@ -1,11 +1,9 @@
 """The texts: well-formed, answerable from themselves, the same everywhere, never the test's own."""
 
-import importlib.util
 import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -17,7 +15,7 @@ from minimodel.model.corpus import DOMAINS, VALUE, Notebook, draw_facts, landmar
 from minimodel.tokenizer import END, START, TURN, decode, encode
 
 SEEDS = st.integers(0, 10**6)
-WITH_VALUES = ("notebook", "dialogue", "records")
+WITH_VALUES = ("notebook", "sparse", "dialogue", "records")
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
@@ -59,8 +57,8 @@ def test_every_answer_stands_above_its_question(domain, seed):
             continue
         opening = "The " + above.rsplit("The ", 1)[1]
         assert f"\n{opening}{value}.\n" in above.replace("<|turn|>", "\n")
-        assert doc.ids[first + size:first + size + 2] == [ord("."),
-                                                          END if domain == "notebook" else TURN]
+        end = TURN if domain == "dialogue" else END
+        assert doc.ids[first + size:first + size + 2] == [ord("."), end]
 
 
 @given(SEEDS, st.integers(33, 600), st.sampled_from([1.0, 0.5]))
@@ -176,12 +174,8 @@ def test_texts_are_made_without_torch():
 
 def test_no_text_is_measured_that_was_trained_on(monkeypatch):
     """Seeds of training are "SEED/STEP"; those of the recall benchmark can never equal one."""
-    pytest.importorskip("tqdm")
+    from minimodel.engine import recall
     from minimodel.model import train
-    path = Path(__file__).parents[2] / "benchmarks" / "recall.py"
-    spec = importlib.util.spec_from_file_location("recall", path)
-    recall = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(recall)
     seeds = {"train": set(), "recall": set()}
     plain = Random
 
@@ -194,5 +188,5 @@ def test_no_text_is_measured_that_was_trained_on(monkeypatch):
     for step in range(3):
         train.draw_rows(train.SMALL, step)
     assert seeds["train"] == {"0/0", "0/1", "0/2"}
-    assert len(seeds["recall"]) == 9
+    assert len(seeds["recall"]) >= 9
     assert all(seed.startswith("recall/") for seed in seeds["recall"])
