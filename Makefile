@@ -46,6 +46,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/python book/tools/clean_notebooks.py --check
+	$(BIN)/python book/tools/lint_notebooks.py
 
 unit: $(READY)
 	$(BIN)/python -m pytest tests --ignore=tests/site

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import yaml
 from address import pages_url, repository_url
+from facts_pages import pages as facts_pages
 from places import (
     BUILD,
     CHAPTERS,
@@ -52,6 +53,7 @@ def derived_config() -> bytes:
     config["execute"]["execute_notebooks"] = "off"
     config["html"]["baseurl"] = site
     config["sphinx"]["config"]["ogp_site_url"] = site
+    config["sphinx"]["local_extensions"]["fact_role"] = str(ROOT / "book/tools")
     return yaml.safe_dump(config, sort_keys=False, allow_unicode=True).encode()
 
 
@@ -70,7 +72,7 @@ def lay_out(jobs: int) -> bool:
     if any(result.faults for result in results):
         return False
     executed = {f"chapters/{result.name}": result.text.encode() for result in results}
-    mirror({**book_files(), **executed, "_config.yml": derived_config()}, SOURCE)
+    mirror({**book_files(), **facts_pages(), **executed, "_config.yml": derived_config()}, SOURCE)
     return True
 
 

@@ -15,6 +15,20 @@ from minimodel.lesson import palette
 from minimodel.lesson.markup import Fragment, escape, present
 
 _SAID_BY = "said by: "
+# Units that go without saying, those that are spelled out, and those that have a plural.
+_SILENT = {"-", "count", "date", "year", "version", "metric", "fraction", "layer,ratio",
+           "total (active)"}
+_SPELLED = {
+    "USD": "dollars", "USD/GB": "dollars per GB", "M USD": "million dollars",
+    "USD/1M": "dollars per million tokens", "USD/1M token": "dollars per million tokens",
+    "USD/1M hit/miss": "dollars per million tokens (hit / miss)",
+    "USD/1M hit/miss/out": "dollars per million tokens (hit / miss / output)",
+    "CNY/1M hit/miss/out": "yuan per million tokens (hit / miss / output)",
+    "USD/GPU-h": "dollars per GPU-hour", "USD/day": "dollars a day", "token/day": "tokens a day",
+    "token/s": "tokens/s", "token/s/node": "tokens/s per node", "us": "µs",
+}
+_COUNTED = {"GPU", "token", "parameter", "node", "day", "month", "request", "layer"}
+_LARGE = ((10**12, "trillion"), (10**9, "billion"), (10**6, "million"))
 _CSS = (
     ".ss-fact{border-left:4px solid var(--ss-muted,#5b6472);padding-left:.9rem;margin:.6rem 0;"
     "max-width:46rem;overflow-wrap:anywhere}.ss-fact p{margin:.2rem 0}"
@@ -68,10 +82,10 @@ class Fact:
     @property
     def amount(self) -> str:
         """Value and unit as one reads them: 890 B/token, <4 %, 50x."""
-        value = _plain(self.value)
-        if self.unit in ("", "-"):
-            return value
-        return f"{value}x" if self.unit == "x" else f"{value} {self.unit}"
+        value, unit = _plain(self.value), _spelled(self.unit)
+        if unit == "x":
+            return f"{value}x" if value[-1].isdigit() else value
+        return f"{value} {unit}".rstrip()
 
     @property
     def number(self) -> float:
@@ -172,12 +186,21 @@ def _citation_html(claim: Fact) -> str:
     return f"{link}, {escape(claim.source_date)}" if claim.source_date else link
 
 
+def _spelled(unit: str) -> str:
+    """A unit as prose has it, empty where the value needs none."""
+    if unit in _SILENT:
+        return ""
+    name, bracket, rest = unit.partition(" (")
+    return f"{name}s{bracket}{rest}" if name in _COUNTED else _SPELLED.get(unit, unit)
+
+
 def _plain(value: str) -> str:
-    """A whole number with its thousands set apart; anything else as the register has it."""
+    """A number as one reads it: 890, 12,031, 552 billion; any other text as it stands."""
     try:
         number = float(value)
     except ValueError:
         return value
-    if not number.is_integer() or abs(number) < 10_000:
-        return value
-    return f"{int(number):,}"
+    for size, name in _LARGE:
+        if number >= size and number % (size // 1000) == 0:
+            return f"{number / size:g} {name}"
+    return f"{int(number):,}" if number.is_integer() and number >= 10_000 else value

@@ -56,6 +56,18 @@ def test_an_unknown_id_names_near_ones():
         fact("????????")
 
 
+@pytest.mark.parametrize(("id", "amount"), [
+    ("S01", "50x"), ("S34", "100,000 TB"), ("S02", "128 GPUs"), ("S47", "96 GPUs (H100)"),
+    ("S11", "552 billion parameters"),
+    ("S52", "155 trillion tokens a day"), ("S22", "2024-01"), ("S58", "1"),
+    ("P-OI05", "4989 tokens"),
+    ("P-PR03", "0.15 dollars per million tokens"), ("P-MC01", "12,031 requests"),
+    ("P-SG01", "up to 6.4 throughput, 3.7 latency"), ("P-IS04", "120.96 µs"), ("S28", "-"),
+])
+def test_amounts_read_like_prose(id, amount):
+    assert load()[id].amount == amount
+
+
 def test_numbers_can_be_computed_with():
     assert load()["S39"].number == 890
     with pytest.raises(ValueError, match="fact S06 is '<4', no single number"):
