@@ -216,18 +216,9 @@ def add_answer(doc: Document, fact: Fact, end: int) -> None:
 
 def notebook_document(rng: random.Random, length: int) -> Document:
     """Facts, in half of the documents among story lines; then question after question."""
-    story = rng.uniform(0.2, 0.7) if rng.random() < 0.5 else 0.0
-    return questioned_notebook(rng, length, story, length * rng.uniform(0.35, 0.6))
-
-
-def sparse_document(rng: random.Random, length: int) -> Document:
-    """A notebook of many story lines and few facts, with fewer questions behind it."""
-    return questioned_notebook(rng, length, rng.uniform(0.6, 0.9), length * rng.uniform(0.5, 0.8))
-
-
-def questioned_notebook(rng: random.Random, length: int, story: float, room: float) -> Document:
-    """`story` is the share of story lines, `room` the bytes before the questions begin."""
     doc = Document().mark(START, 0.0).text(TITLE, TEMPLATE)
+    story = rng.uniform(0.2, 0.7) if rng.random() < 0.5 else 0.0
+    room = length * rng.uniform(0.35, 0.6)
     count = max(2, int(room * (1 - story) / 36))
     waiting = draw_facts(rng, count)
     facts = tuple(waiting)
@@ -376,9 +367,9 @@ def echo_document(rng: random.Random, length: int) -> Document:
 
 
 DOMAINS: dict[str, Callable[[random.Random, int], Document]] = {
-    "notebook": notebook_document, "sparse": sparse_document, "dialogue": dialogue_document,
-    "records": records_document, "copying": copying_document, "story": story_document,
-    "sums": sums_document, "code": code_document, "echo": echo_document}
+    "notebook": notebook_document, "dialogue": dialogue_document, "records": records_document,
+    "copying": copying_document, "story": story_document, "sums": sums_document,
+    "code": code_document, "echo": echo_document}
 
 
 def training_row(rng: random.Random, length: int, mix: dict[str, float]) -> Document:

@@ -36,10 +36,6 @@ ECHO_FIRST = {"notebook": 1.0, "dialogue": 0.5, "records": 0.3, "copying": 1.5, 
               "sums": 0.2, "code": 0.2, "echo": 4.0}
 TOWN_FIRST = {"notebook": 6.0, "dialogue": 2.0, "records": 1.0, "copying": 0.5, "story": 0.6,
               "sums": 0.5, "code": 0.4, "echo": 0.3}
-TOWN_LAST = {"notebook": 8.0, "dialogue": 2.0, "records": 1.0, "copying": 0.5, "story": 0.3,
-             "sums": 0.3, "code": 0.3, "echo": 0.2}
-TOWN_SPARSE = {"sparse": 5.0, "notebook": 4.0, "dialogue": 1.5, "records": 0.7, "copying": 0.4,
-               "story": 0.3, "sums": 0.3, "code": 0.3, "echo": 0.2}
 
 
 @dataclass(frozen=True)
@@ -91,24 +87,12 @@ class Recipe:
         raise ValueError(f"step {step} is past the recipe's last, {self.num_steps - 1}")
 
 
-FIRST_LEG = (
-    Stage(64, 450, 2048, mix=ECHO_FIRST), Stage(128, 250), Stage(256, 900),
-    Stage(512, 1200, rate_to=0.3), Stage(1024, 440, rate_from=0.6, rate_to=0.38),
-    Stage(1024, 460, rate_from=0.38, rate_to=0.15, bias_rate=0.002),
-    Stage(2048, 350, rate_from=0.15, rate_to=0.01, bias_rate=0.002))
-
-# The rates rise once more and fall again, on more notebooks.
-SECOND_LEG = (
-    Stage(512, 300, rate_from=0.4, rate_to=0.4, bias_rate=0.002, mix=TOWN_LAST),
-    Stage(1024, 500, rate_from=0.4, rate_to=0.15, bias_rate=0.002, mix=TOWN_LAST),
-    Stage(2048, 250, rate_from=0.15, rate_to=0.01, bias_rate=0.002, mix=TOWN_LAST))
-
-# And a last time, with notebooks of few facts among many lines, which the first two had too few of.
-THIRD_LEG = (
-    Stage(1024, 250, rate_from=0.25, rate_to=0.12, bias_rate=0.002, mix=TOWN_SPARSE),
-    Stage(2048, 200, rate_from=0.12, rate_to=0.01, bias_rate=0.002, mix=TOWN_SPARSE))
-
-SHIPPED = Recipe(config=ModelConfig(), stages=FIRST_LEG + SECOND_LEG + THIRD_LEG)
+SHIPPED = Recipe(
+    config=ModelConfig(),
+    stages=(Stage(64, 450, 2048, mix=ECHO_FIRST), Stage(128, 250), Stage(256, 900),
+            Stage(512, 1200, rate_to=0.3), Stage(1024, 440, rate_from=0.6, rate_to=0.38),
+            Stage(1024, 460, rate_from=0.38, rate_to=0.15, bias_rate=0.002),
+            Stage(2048, 350, rate_from=0.15, rate_to=0.01, bias_rate=0.002)))
 
 SMALL = Recipe(
     config=ModelConfig(hidden_size=96, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=24,

@@ -15,7 +15,7 @@ from minimodel.model.corpus import DOMAINS, VALUE, Notebook, draw_facts, landmar
 from minimodel.tokenizer import END, START, TURN, decode, encode
 
 SEEDS = st.integers(0, 10**6)
-WITH_VALUES = ("notebook", "sparse", "dialogue", "records")
+WITH_VALUES = ("notebook", "dialogue", "records")
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
