@@ -155,7 +155,8 @@ def pattern(text: str, weights: torch.Tensor) -> draw.Drawing:
             box = (left + j * size + 1, y + 1, size - 2)
             pieces.append(_square(*box, "grid", 0.45) if j > i
                           else _square(*box, "prefill", float(weights[i, j]), border=True))
-    most = max(range(1, len(signs)), key=lambda i: float(weights[i].max()))
+    backward = [i for i in range(1, len(signs)) if int(weights[i].argmax()) != i]
+    most = max(backward or range(1, len(signs)), key=lambda i: float(weights[i].max()))
     return draw.svg(
         WIDTH, top + size * len(signs),
         f"Weights of one head on {len(signs)} tokens, a triangle: every token looks at itself and "
