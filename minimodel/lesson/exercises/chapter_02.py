@@ -205,10 +205,12 @@ def check_sharing(answer: object) -> Verdict:
             if not torch.allclose(found[head, row], expected):
                 return wrong(
                     f"Row {row} of head {head} is wrong; with {heads} heads and {kv_heads} KV "
-                    f"heads it should read KV head {head // share}. List which one each head reads.")
+                    f"heads it should read KV head {head // share}. List which one each head "
+                    "reads.")
     return right("Neighbours share: of six heads and two KV heads, 0, 1, 2 read the first and 3, "
-                 "4, 5 the second. Alternating them would do as well in a model *trained* that way; "
-                 "with weights trained for one order the other gives nonsense, without any error.")
+                 "4, 5 the second. Alternating them would do as well in a model *trained* that "
+                 "way; with weights trained for one order the other gives nonsense, without any "
+                 "error.")
 
 
 SHARING = Exercise(
