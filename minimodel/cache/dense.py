@@ -32,19 +32,25 @@ class DenseCache:
                              f"{config.context} tokens: ask for at most that many")
         self.capacity = capacity
         self.lengths = [0] * num_sequences
-        self.entries = torch.zeros(config.num_layers, num_sequences, capacity, config.entry_width,
-                                   dtype=dtype)
+        self.entries = torch.zeros(len(config.cache_layers), num_sequences, capacity,
+                                   config.entry_width, dtype=dtype)
 
     def batch(self, new: Sequence[int]) -> Batch:
-        """A step that adds `new` tokens to each sequence. Raises ValueError where one is full."""
+        """A step that adds `new` tokens to each sequence; one with 0 is left out of it.
+
+        Raises ValueError where a sequence is full.
+        """
         if len(new) != len(self.lengths):
             raise ValueError(f"new={tuple(new)} must name all {len(self.lengths)} sequences of the "
                              "cache")
-        self._require_room(new)
-        return Batch(new=new, past=self.lengths)
+        going_on = [sequence for sequence, count in enumerate(new) if count]
+        batch = Batch(new=[new[sequence] for sequence in going_on], sequences=going_on,
+                      past=[self.lengths[sequence] for sequence in going_on])
+        self._require_room(batch)
+        return batch
 
-    def _require_room(self, new: Sequence[int]) -> None:
-        for sequence, (count, length) in enumerate(zip(new, self.lengths, strict=True)):
+    def _require_room(self, batch: Batch) -> None:
+        for sequence, length, count in zip(batch.sequences, batch.past, batch.new, strict=True):
             if length + count > self.capacity:
                 raise ValueError(
                     f"sequence {sequence} has {length} tokens noted and {count} new ones, over the "
@@ -71,13 +77,18 @@ class DenseCache:
     def commit(self, batch: Batch) -> None:
         """Count a step's tokens as noted. Raises ValueError for a batch made at another length."""
         self._expect(batch)
-        self.lengths = [past + new for past, new in zip(batch.past, batch.new, strict=True)]
+        for sequence, new in zip(batch.sequences, batch.new, strict=True):
+            self.lengths[sequence] += new
 
     def _expect(self, batch: Batch) -> None:
-        if list(batch.past) != self.lengths:
+        if not all(0 <= sequence < len(self.lengths) for sequence in batch.sequences):
+            raise ValueError(f"sequences={batch.sequences} must name some of the cache's "
+                             f"{len(self.lengths)}, from 0 on: plan the step with batch()")
+        noted = [self.lengths[sequence] for sequence in batch.sequences]
+        if list(batch.past) != noted:
             raise ValueError(f"this step was planned when {list(batch.past)} tokens were noted, "
-                             f"but the cache holds {self.lengths}: plan it again with batch()")
-        self._require_room(batch.new)
+                             f"but the cache holds {noted}: plan it again with batch()")
+        self._require_room(batch)
 
     def check(self) -> None:
         """Raise AssertionError if a length leaves the memory that was set aside."""

@@ -20,13 +20,13 @@ from .batch import KV, Batch, Part
 
 
 def rotary_angles(positions: torch.Tensor, config: ModelConfig, dtype: torch.dtype):
-    """Cosine and sine of every pair's angle at every position: two of [rows, head_dim / 2].
+    """Cosine and sine of every pair's angle at every position: two of [rows, rotary_size / 2].
 
-    Pair i of a head turns by position / theta^(2 i / head_dim): the first pairs fast, the
+    Pair i of a head turns by position / theta^(2 i / rotary_size): the first pairs fast, the
     last hardly at all (RoPE, arXiv 2104.09864). Angles need float32 or better.
     """
     precise = torch.promote_types(dtype, torch.float32)
-    pairs = torch.arange(0, config.head_dim, 2, dtype=precise) / config.head_dim
+    pairs = torch.arange(0, config.rotary_size, 2, dtype=precise) / config.rotary_size
     angles = positions[:, None].to(precise) * (1.0 / config.rope_theta ** pairs)
     return angles.cos(), angles.sin()
 
@@ -39,23 +39,35 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 class Attention(nn.Module):
-    def __init__(self, config: ModelConfig):
+    """Two verbs: `note` writes what this layer remembers of each row, `look` reads it all.
+
+    A layer that does not own notes (`owns=False`) looks into those of an earlier layer.
+    """
+
+    def __init__(self, config: ModelConfig, owns: bool = True):
         super().__init__()
         self.config = config
         queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.q_proj = nn.Linear(config.hidden_size, queries, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, keys, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, keys, bias=False)
+        if owns:
+            self.k_proj = nn.Linear(config.hidden_size, keys, bias=False)
+            self.v_proj = nn.Linear(config.hidden_size, keys, bias=False)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=False)
 
     def forward(self, x: torch.Tensor, angles, layer: int, kv: KV, batch: Batch) -> torch.Tensor:
         """x [rows, hidden] to the same shape, writing this layer's entries into `kv` on the way."""
-        head = self.config.head_dim
-        q = rotate(self.q_proj(x).unflatten(-1, (-1, head)), *angles)    # [rows, heads, head_dim]
-        k = rotate(self.k_proj(x).unflatten(-1, (-1, head)), *angles)    # [rows, kv_heads, ...]
+        self.note(x, angles, layer, kv, batch)
+        return self.look(x, angles, layer, kv, batch)
+
+    def note(self, x: torch.Tensor, angles, layer: int, kv: KV, batch: Batch) -> None:
+        """Write the rows' entries, turned keys then values, into the cache's `layer`."""
+        k = rotate(self.k_proj(x).unflatten(-1, (-1, self.config.head_dim)), *angles)
         kv.write(layer, torch.cat((k.flatten(1), self.v_proj(x)), dim=-1), batch)
-        mixed = [self.attend(q[part.rows], kv.read(layer, part), part) for part in batch.parts]
-        return self.o_proj(mixed[0] if len(mixed) == 1 else torch.cat(mixed))
+
+    def look(self, x: torch.Tensor, angles, layer: int, kv: KV, batch: Batch) -> torch.Tensor:
+        """x [rows, hidden] to what the rows read from the cache's `layer`, in the same shape."""
+        q = rotate(self.q_proj(x).unflatten(-1, (-1, self.config.head_dim)), *angles)
+        return self.o_proj(attend_parts(self.attend, q, layer, kv, batch))
 
     def attend(self, q: torch.Tensor, entries: torch.Tensor, part: Part) -> torch.Tensor:
         """One rectangle: q [count * new, heads, head_dim], entries [count, length, entry_width].
@@ -71,6 +83,12 @@ class Attention(nn.Module):
         else:
             mixed = F.scaled_dot_product_attention(q, k, v, causal_mask(part), enable_gqa=True)
         return mixed.transpose(1, 2).flatten(0, 1).flatten(1)
+
+
+def attend_parts(attend, q: torch.Tensor, layer: int, kv: KV, batch: Batch) -> torch.Tensor:
+    """Run `attend` on each rectangle of the batch; q [rows, ...] to [rows, heads * head_dim]."""
+    mixed = [attend(q[part.rows], kv.read(layer, part), part) for part in batch.parts]
+    return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
 
 
 def causal_mask(part: Part) -> torch.Tensor | None:

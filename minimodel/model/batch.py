@@ -12,9 +12,11 @@ Attention is the only part of the model that looks across rows, and it needs rec
 share one (sequences 1 and 2 above).
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -25,7 +27,7 @@ class Part:
     """A rectangle of the batch: `count` sequences, each with `new` rows after `past` entries."""
 
     first_row: int
-    first_sequence: int
+    first_sequence: int         # of the KV cache
     count: int
     new: int
     past: int
@@ -51,16 +53,20 @@ class Batch:
     new         new tokens of each sequence, in row order
     past        tokens of each whose entries are in the KV cache; none if left out
     wanted      rows to compute logits for; the last of each sequence if left out
+    sequences   which of the cache's sequences these are; 0, 1, 2, ... if left out
     """
 
     new: Sequence[int]
     past: Sequence[int] | None = None
     wanted: Sequence[int] | None = None
+    sequences: Sequence[int] | None = None
 
     def __post_init__(self):
         past = (0,) * len(self.new) if self.past is None else tuple(self.past)
         object.__setattr__(self, "new", tuple(self.new))
         object.__setattr__(self, "past", past)
+        sequences = range(len(self.new)) if self.sequences is None else self.sequences
+        object.__setattr__(self, "sequences", tuple(sequences))
         if not self.new:
             raise ValueError("a batch needs at least one sequence")
         if min(self.new) < 1:
@@ -68,6 +74,9 @@ class Batch:
         if len(past) != len(self.new) or min(past) < 0:
             raise ValueError(f"past={past} must hold one count of at least 0 for each of "
                              f"the {len(self.new)} sequences")
+        if len(self.sequences) != len(self.new) or len(set(self.sequences)) != len(self.new):
+            raise ValueError(f"sequences={self.sequences} must name {len(self.new)} different "
+                             "sequences, one for each count of new tokens")
         if self.wanted is not None:
             object.__setattr__(self, "wanted", tuple(self.wanted))
             if not all(0 <= row < self.num_rows for row in self.wanted):
@@ -89,25 +98,53 @@ class Batch:
             return torch.tensor(self.wanted, dtype=torch.long)
         return torch.tensor(self.new).cumsum(0) - 1
 
+    def rest(self) -> "tuple[torch.Tensor | slice, Batch] | None":
+        """What goes on once all notes are written: rows kept, and a batch of them alone.
+
+        Each sequence goes on from its first wanted row; one without any drops out. None if
+        no logits are wanted at all.
+
+            new = 4, past = 2, third row wanted:   n n W n   ->   W n    new = 2, past = 4
+        """
+        starts = list(accumulate(self.new, initial=0))
+        wanted = self.wanted_rows().tolist()
+        first = {}                                      # of a place in the batch: its first row
+        for row in sorted(wanted):
+            first.setdefault(bisect_right(starts, row) - 1, row)
+        if not first:
+            return None
+        kept = [row for place, row in first.items() for row in range(row, starts[place + 1])]
+        if len(kept) == self.num_rows:
+            return slice(None), self
+        place_of = {row: place for place, row in enumerate(kept)}
+        return torch.tensor(kept), Batch(
+            new=[starts[place + 1] - row for place, row in first.items()],
+            past=[self.past[place] + row - starts[place] for place, row in first.items()],
+            wanted=[place_of[row] for row in wanted],
+            sequences=[self.sequences[place] for place in first])
+
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         return tuple(self._parts())
 
     def _parts(self) -> Iterator[Part]:
         row = first = 0
-        shapes = list(zip(self.new, self.past, strict=True))
+        shapes = list(zip(self.new, self.past, self.sequences, strict=True))
         while first < len(shapes):
-            new, past = shapes[first]
+            new, past, sequence = shapes[first]
             last = first
-            while last < len(shapes) and shapes[last] == (new, past):
+            while last < len(shapes) and shapes[last] == (new, past, sequence + last - first):
                 last += 1
-            yield Part(row, first, last - first, new, past)
+            yield Part(row, sequence, last - first, new, past)
             row += (last - first) * new
             first = last
 
 
 class KV(Protocol):
-    """What attention asks of a KV cache. An entry is one token's keys and values in one layer."""
+    """What attention asks of a KV cache. An entry is what one token leaves in one layer.
+
+    `layer` counts the layers that own notes: in most models all of them.
+    """
 
     def write(self, layer: int, entries: torch.Tensor, batch: Batch) -> None:
         """Note the entries [rows, entry_width] of this step's tokens."""
@@ -122,11 +159,18 @@ class NoCache:
     Training and `generate_without_cache` use it. Gradients flow through.
     """
 
+    def __init__(self):
+        self._entries = {}
+
     def write(self, layer: int, entries: torch.Tensor, batch: Batch) -> None:
         if any(batch.past):
             raise ValueError(f"past={batch.past}: NoCache keeps nothing between steps; "
                              "use a DenseCache to continue a sequence")
-        self._entries = entries
+        ends = list(accumulate(batch.new, initial=0))
+        self._starts = dict(zip(batch.sequences, ends, strict=False))
+        self._entries[layer] = entries
 
     def read(self, layer: int, part: Part) -> torch.Tensor:
-        return self._entries[part.rows].unflatten(0, (part.count, part.new))
+        start = self._starts[part.first_sequence]
+        rows = self._entries[layer][start:start + part.count * part.length]
+        return rows.unflatten(0, (part.count, part.length))

@@ -86,7 +86,8 @@ def sorted_experts(x, chosen, weights, experts: Experts) -> torch.Tensor:
     tokens = order // top_k
     counts = pairs.bincount(minlength=num_experts).tolist()
     groups = x[tokens].split(counts)
-    done = torch.cat([experts.run(e, rows) for e, rows in enumerate(groups) if len(rows)])
+    done = torch.cat([experts.run(e, rows) for e, rows in enumerate(groups) if len(rows)]
+                     or [x[tokens]])                    # no rows at all
     done = done * weights.flatten()[order, None]
     return done.new_zeros(x.shape).index_add(0, tokens, done)
 

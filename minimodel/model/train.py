@@ -21,7 +21,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -93,6 +93,15 @@ SHIPPED = Recipe(
             Stage(512, 1200, rate_to=0.3), Stage(1024, 440, rate_from=0.6, rate_to=0.38),
             Stage(1024, 460, rate_from=0.38, rate_to=0.15, bias_rate=0.002),
             Stage(2048, 350, rate_from=0.15, rate_to=0.01, bias_rate=0.002)))
+
+# Three quarters of the same lessons for two other designs of attention (chapter 07).
+LATENT = replace(
+    SHIPPED, config=ModelConfig(num_kv_heads=8, latent_size=64, nope_dim=16, rope_dim=32),
+    stages=(Stage(64, 450, 2048, mix=ECHO_FIRST), Stage(128, 250), Stage(256, 700),
+            Stage(512, 900, rate_to=0.3), Stage(1024, 340, rate_from=0.6, rate_to=0.38),
+            Stage(1024, 360, rate_from=0.38, rate_to=0.15, bias_rate=0.002),
+            Stage(2048, 250, rate_from=0.15, rate_to=0.01, bias_rate=0.002)))
+SHARED = replace(LATENT, config=ModelConfig(kv_source_layers=(0, 0, 2, 2)))
 
 SMALL = Recipe(
     config=ModelConfig(hidden_size=96, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=24,

@@ -5,8 +5,11 @@
 
 A row is one new token of one sequence. Rows of any number of sequences lie flat behind one
 another (see `batch.py`); a prompt being read and an answer being written differ only in how
-many rows they bring. Notes go to and come from `kv`: no cache at all, a dense one, a paged
-one, or one that another process sent.
+many rows they bring. Once the last layer that owns notes has written them, only the rows
+whose logits are wanted go on: of a prompt, the last.
+
+Notes go to and come from `kv`: no cache at all, a dense one, a paged one, or one that another
+process sent.
 """
 
 from dataclasses import replace
@@ -17,21 +20,9 @@ from torch import nn
 from ..config import ModelConfig
 from .attention import Attention, rotary_angles
 from .batch import KV, Batch, NoCache
+from .latent import LatentAttention
 from .moe import FeedForward, MoE, RunExperts, sorted_experts
-
-
-class RMSNorm(nn.Module):
-    """Divide by the root mean square, scale by a learned weight (arXiv 1910.07467)."""
-
-    def __init__(self, size: int, eps: float):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        precise = x.to(torch.promote_types(x.dtype, torch.float32))
-        scale = torch.rsqrt(precise.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * (precise * scale).to(x.dtype)
+from .norm import RMSNorm
 
 
 class Block(nn.Module):
@@ -40,14 +31,29 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, layer: int, run_experts: RunExperts):
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.self_attn = Attention(config)
+        self.owns_notes = layer in config.cache_layers
+        attention = LatentAttention if config.latent_size else Attention
+        self.self_attn = attention(config, self.owns_notes)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = (FeedForward(config.hidden_size, config.dense_size)
                     if layer < config.num_dense_layers else MoE(config, run_experts))
-        self.layer = layer
+        self.cache_layer = config.cache_layer(layer)
 
     def forward(self, x: torch.Tensor, angles, kv: KV, batch: Batch) -> torch.Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), angles, self.layer, kv, batch)
+        """x [rows, hidden] to the same shape."""
+        return self.go_on(x, self.note(x, angles, kv, batch), angles, kv, batch)
+
+    def note(self, x: torch.Tensor, angles, kv: KV, batch: Batch) -> torch.Tensor:
+        """The rows, normed; their entries are written if this layer owns notes."""
+        normed = self.input_layernorm(x)
+        if self.owns_notes:
+            self.self_attn.note(normed, angles, self.cache_layer, kv, batch)
+        return normed
+
+    def go_on(self, x: torch.Tensor, normed: torch.Tensor, angles, kv: KV,
+              batch: Batch) -> torch.Tensor:
+        """Look across tokens, then think about each alone."""
+        x = x + self.self_attn.look(normed, angles, self.cache_layer, kv, batch)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -79,8 +85,14 @@ class Transformer(nn.Module):
                              f"{batch.num_rows} rows: give one position a row")
         x = self.embed_tokens(tokens)
         angles = rotary_angles(positions, self.config, x.dtype)
-        for block in self.layers:
-            x = block(x, angles, kv, batch)
+        for layer, block in enumerate(self.layers):
+            normed = block.note(x, angles, kv, batch)
+            if layer == self.config.last_source:        # the other rows have left their notes
+                if (rest := batch.rest()) is None:
+                    return x.new_zeros(0, self.config.vocab_size)
+                rows, batch = rest
+                x, normed, angles = x[rows], normed[rows], [angle[rows] for angle in angles]
+            x = block.go_on(x, normed, angles, kv, batch)
         return self.lm_head(self.norm(x[batch.wanted_rows()]))
 
     def logits_everywhere(self, tokens: torch.Tensor) -> torch.Tensor:

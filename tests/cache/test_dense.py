@@ -22,6 +22,8 @@ def step(model, cache, tokens, new):
 
 def test_entries_have_the_documented_shape(cache, make_config):
     assert cache.entries.shape == (4, 3, 11, make_config().entry_width)
+    shared = DenseCache(make_config(kv_source_layers=(0, 1, 1, 1)), capacity=11)
+    assert shared.entries.shape == (2, 1, 11, make_config().entry_width)
 
 
 @pytest.mark.parametrize(("capacity", "num_sequences", "message"), [
@@ -68,9 +70,19 @@ def test_a_foreign_batch_over_the_capacity_changes_nothing(cache):
     cache.check()
 
 
-def test_a_batch_of_another_number_of_sequences_is_refused(cache):
-    with pytest.raises(ValueError, match="plan it again"):
-        cache.commit(Batch(new=[1]))
+def test_a_sequence_that_the_cache_does_not_have_is_refused(cache):
+    with pytest.raises(ValueError, match=r"sequences=\(3,\) must name some of the cache's 3"):
+        cache.commit(Batch(new=[1], sequences=[3]))
+    assert cache.lengths == [0, 0, 0]
+
+
+def test_a_finished_sequence_can_be_left_out_of_a_step(cache, make_model):
+    model = make_model()
+    step(model, cache, [1, 2, 3, 4, 5, 6], [2, 3, 1])
+    noted = cache.entries[:, 1].clone()
+    assert step(model, cache, [7, 8], [1, 0, 1]).shape == (2, model.config.vocab_size)
+    assert cache.lengths == [3, 3, 2]
+    assert torch.equal(cache.entries[:, 1], noted)
 
 
 def test_another_number_type_is_refused(make_model, make_config):
@@ -88,7 +100,7 @@ def test_a_step_that_fails_halfway_leaves_no_trace(cache, make_model):
 
     def break_down(*_):
         raise RuntimeError("power cut")
-    hook = model.layers[2].register_forward_pre_hook(break_down)
+    hook = model.layers[2].mlp.register_forward_pre_hook(break_down)
     with pytest.raises(RuntimeError, match="power cut"):
         step(model, cache, [90, 91, 92, 93, 94], [1, 3, 1])
     hook.remove()

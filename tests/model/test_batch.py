@@ -47,6 +47,58 @@ def test_wanted_rows_may_be_chosen_and_may_be_none():
     assert none.dtype == torch.long
 
 
+@st.composite
+def batches(draw):
+    shapes = draw(SHAPES)
+    rows = range(sum(new for new, _ in shapes))
+    wanted = draw(st.none() | st.lists(st.sampled_from(rows), unique=True))
+    sequences = draw(st.permutations(range(len(shapes) + 2)))[:len(shapes)]
+    return Batch([new for new, _ in shapes], [past for _, past in shapes], wanted, sequences)
+
+
+def places(batch):
+    """Sequence and position of every row."""
+    return [(sequence, past + i)
+            for sequence, past, new in zip(batch.sequences, batch.past, batch.new, strict=True)
+            for i in range(new)]
+
+
+@given(batches())
+def test_the_rest_holds_every_wanted_row_and_all_that_follow_it(batch):
+    rest = batch.rest()
+    wanted = batch.wanted_rows().tolist()
+    if not wanted:
+        assert rest is None
+        return
+    rows, after = rest
+    kept = torch.arange(batch.num_rows)[rows].tolist()
+    before = places(batch)
+    assert places(after) == [before[row] for row in kept]
+    assert [kept[row] for row in after.wanted_rows()] == wanted
+    first = {}
+    for row in sorted(wanted):
+        first.setdefault(before[row][0], row)
+    assert set(after.sequences) == set(first)
+    assert all(before[row][0] in first and row >= first[before[row][0]] for row in kept)
+    lengths = {sequence: past + new for sequence, past, new
+               in zip(batch.sequences, batch.past, batch.new, strict=True)}
+    assert all(past + new == lengths[sequence] for sequence, past, new
+               in zip(after.sequences, after.past, after.new, strict=True))
+
+
+def test_a_batch_without_rows_to_leave_behind_is_its_own_rest():
+    for batch in (Batch(new=[1, 1, 1]), Batch(new=[3, 2], wanted=range(5))):
+        rows, after = batch.rest()
+        assert after is batch
+        assert torch.equal(torch.arange(5)[rows], torch.arange(5))
+
+
+def test_only_neighbours_in_the_cache_share_a_part():
+    batch = Batch(new=[2, 2, 2, 2], sequences=[4, 5, 7, 6])
+    assert [(part.first_sequence, part.count) for part in batch.parts] == [(4, 2), (7, 1), (6, 1)]
+    assert [part.first_row for part in batch.parts] == [0, 4, 6]
+
+
 def test_a_batch_keeps_its_own_counts():
     new, past, wanted = [3, 2], [0, 5], [1]
     batch = Batch(new=new, past=past, wanted=wanted)
@@ -61,6 +113,8 @@ def test_a_batch_keeps_its_own_counts():
     ({"new": [-2]}, r"new=\(-2,\)"),
     ({"new": [1, 2], "past": [4]}, r"past=\(4,\) must hold one count .* 2 sequences"),
     ({"new": [1], "past": [-1]}, r"past=\(-1,\) must hold one count of at least 0"),
+    ({"new": [1, 2], "sequences": [4]}, r"sequences=\(4,\) must name 2 different sequences"),
+    ({"new": [1, 2], "sequences": [4, 4]}, r"sequences=\(4, 4\) must name 2 different"),
     ({"new": [2, 3], "wanted": [5]}, r"wanted=\(5,\) must name rows of this batch, 0 to 4"),
     ({"new": [2, 3], "wanted": [-1]}, r"wanted=\(-1,\) must name rows of this batch, 0 to 4"),
 ])

@@ -1,12 +1,13 @@
 """Same output: every way to generate gives the tokens and logits of the slowest one.
 
-The oracle reads the whole text again for every token and keeps nothing. `WAYS` is the table of
+The oracle reads the whole text again for every token, every row through every layer, and keeps
+nothing. `WAYS` is the table of
 everything that claims to compute the same: to add a way, write one function from a model and
 prompts to answers, and one line in the table.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import pytest
@@ -39,9 +40,21 @@ def oracle(model: Transformer, prompts: list[Prompt], count: int) -> list[Answer
 def without_cache(model: Transformer, prompt: Prompt, count: int) -> Answer:
     text, seen = list(prompt), []
     for _ in range(count):
-        seen.append(model(torch.tensor(text), Batch(new=[len(text)]))[0])
+        seen.append(model.logits_everywhere(torch.tensor([text]))[0, -1])
         text.append(int(seen[-1].argmax()))
     return Answer(text[len(prompt):], torch.stack(seen))
+
+
+def only_wanted_rows(model: Transformer, prompts: list[Prompt], count: int) -> list[Answer]:
+    """No cache either, but rows whose logits nobody wants stop where the last notes are written."""
+    answers = []
+    for prompt in prompts:
+        text, seen = list(prompt), []
+        for _ in range(count):
+            seen.append(model(torch.tensor(text), Batch(new=[len(text)]))[0])
+            text.append(int(seen[-1].argmax()))
+        answers.append(Answer(text[len(prompt):], torch.stack(seen)))
+    return answers
 
 
 def dense(model: Transformer, prompts: list[Prompt], count: int) -> list[Answer]:
@@ -78,6 +91,32 @@ def staggered(model: Transformer, prompts: list[Prompt], count: int) -> list[Ans
     return decode(model, cache, logits, count)
 
 
+def one_by_one(model: Transformer, prompts: list[Prompt], count: int) -> list[Answer]:
+    """All prompts in one cache; each step leaves out all but one sequence, and reads it whole."""
+    capacity = max(map(len, prompts)) + count
+    cache = DenseCache(model.config, capacity, len(prompts), dtype=model.norm.weight.dtype)
+    logits = torch.cat([advance(model, cache, [prompt if i == turn else []
+                                               for i, prompt in enumerate(prompts)])
+                        for turn in reversed(range(len(prompts)))]).flip(0)
+    return decode(model, cache, logits, count)
+
+
+def unread_logits(model: Transformer, prompts: list[Prompt], count: int) -> list[Answer]:
+    """Chunks of 5 whose logits nobody wants, but for the prompt's last row."""
+    answers = []
+    for prompt in prompts:
+        cache = DenseCache(model.config, len(prompt) + count, dtype=model.norm.weight.dtype)
+        for first in range(0, len(prompt), 5):
+            chunk = prompt[first:first + 5]
+            batch = cache.batch([len(chunk)])
+            if first + 5 < len(prompt):
+                batch = replace(batch, wanted=())
+            logits = model(torch.tensor(chunk), batch, cache)
+            cache.commit(batch)
+        answers += decode(model, cache, logits, count)
+    return answers
+
+
 def advance(model: Transformer, cache: DenseCache, new: list[Prompt]) -> torch.Tensor:
     """One step that adds `new` to the cache's sequences; last logits [sequences, vocabulary]."""
     batch = cache.batch([len(tokens) for tokens in new])
@@ -95,13 +134,19 @@ def decode(model: Transformer, cache: DenseCache, logits: torch.Tensor, count: i
 
 
 WAYS: dict[str, Way] = {
+    "only the wanted rows": only_wanted_rows,
     "dense": dense,
     "dense, chunks of 1": chunked(1),
     "dense, chunks of 3": chunked(3),
     "dense, chunks of 7": chunked(7),
     "dense, ragged": ragged,
     "dense, ragged and staggered": staggered,
+    "dense, one at a time": one_by_one,
+    "dense, logits of the last row only": unread_logits,
 }
+
+SHARED = {"kv_source_layers": (0, 0, 2, 2)}
+LATENT = {"num_kv_heads": 6, "latent_size": 26, "nope_dim": 10, "rope_dim": 8}
 
 # Lengths around the chunk sizes; two prompts of one length lie side by side, so that they share
 # a part of the batch; two differ in their last token only.
@@ -112,7 +157,8 @@ COUNT = 9
 
 
 @pytest.fixture(params=[{}, {"num_kv_heads": 6, "num_dense_layers": 0, "experts_per_token": 1},
-                        {"num_kv_heads": 1, "num_heads": 5, "num_shared_experts": 0}], ids=str)
+                        {"num_kv_heads": 1, "num_heads": 5, "num_shared_experts": 0},
+                        SHARED, LATENT, LATENT | SHARED], ids=str)
 def model(request, make_model):
     with torch.inference_mode():
         yield make_model(**request.param)
