@@ -67,8 +67,12 @@ class DenseCache:
                              f"{self.entries.dtype}: make the cache with the model's dtype")
         entries = entries.detach()              # notes are numbers, without their gradients
         for part in batch.parts:
-            self.entries[layer, part.sequences, part.past:part.length] = (
-                entries[part.rows].unflatten(0, (part.count, part.new)))
+            held = self.entries[layer, part.sequences]
+            if part.pasts:                      # one row each, every one at its own place
+                held[torch.arange(part.count), torch.tensor(part.pasts)] = entries[part.rows]
+            else:
+                held[:, part.past:part.length] = (
+                    entries[part.rows].unflatten(0, (part.count, part.new)))
 
     def read(self, layer: int, part: Part) -> torch.Tensor:
         """[count, length, entry_width]: a view of the cache's own memory, not to be kept."""

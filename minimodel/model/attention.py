@@ -81,7 +81,7 @@ class Attention(nn.Module):
         if part.past == 0:
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         else:
-            mixed = F.scaled_dot_product_attention(q, k, v, causal_mask(part), enable_gqa=True)
+            mixed = F.scaled_dot_product_attention(q, k, v, part.mask, enable_gqa=True)
         return mixed.transpose(1, 2).flatten(0, 1).flatten(1)
 
 
@@ -89,16 +89,3 @@ def attend_parts(attend, q: torch.Tensor, layer: int, kv: KV, batch: Batch) -> t
     """Run `attend` on each rectangle of the batch; q [rows, ...] to [rows, heads * head_dim]."""
     mixed = [attend(q[part.rows], kv.read(layer, part), part) for part in batch.parts]
     return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
-
-
-def causal_mask(part: Part) -> torch.Tensor | None:
-    """Row i of a chunk reads the past and rows 0 to i of its chunk: [new, length], true = may read.
-
-        past = 3, new = 2:   1 1 1 1 .
-                             1 1 1 1 1
-
-    A single new row reads everything, so it needs no mask.
-    """
-    if part.new == 1:
-        return None
-    return torch.ones(part.new, part.length, dtype=torch.bool).tril(part.past)

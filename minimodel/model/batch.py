@@ -8,8 +8,9 @@ another in one flat tensor, with no padding:
                                              past = 0, 7, 7, 4  (tokens already noted)
 
 Attention is the only part of the model that looks across rows, and it needs rectangles.
-`parts` cuts the batch into as few as it can: neighbours with equal `new` and `past`
-share one (sequences 1 and 2 above).
+`parts` cuts the batch into as few as it can: neighbours with equal `new` and `past` share
+one (sequences 1 and 2 above), and so do neighbours that bring one row each, if none of them
+is more than twice as long as another: a mask hides what the shorter ones do not have.
 """
 
 from bisect import bisect_right
@@ -20,6 +21,7 @@ from itertools import accumulate
 from typing import Protocol
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class Part:
     first_sequence: int         # of the KV cache
     count: int
     new: int
-    past: int
+    past: int                    # of the longest sequence
+    pasts: tuple[int, ...] = ()  # of each, where they differ; then `new` is 1
 
     @property
     def rows(self) -> slice:
@@ -42,8 +45,34 @@ class Part:
 
     @property
     def length(self) -> int:
-        """Entries each sequence has once this step's are written."""
+        """Entries the longest sequence has once this step's are written."""
         return self.past + self.new
+
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """Entries each sequence has once this step's are written."""
+        return tuple(past + self.new for past in self.pasts) or (self.length,) * self.count
+
+    @cached_property
+    def mask(self) -> torch.Tensor | None:
+        """Which entries a row may read (true), for attention; None: all of them.
+
+        Row i of a chunk reads the past and rows 0 to i of its chunk: [new, length].
+
+            past = 3, new = 2:   1 1 1 1 .
+                                 1 1 1 1 1
+
+        Sequences of different lengths read no further than their own: [count, 1, 1, length].
+
+            pasts = 3, 1:   1 1 1 1
+                            1 1 . .
+        """
+        if self.pasts:
+            own = torch.arange(self.length) < torch.tensor(self.lengths)[:, None]
+            return own[:, None, None]
+        if self.new == 1:
+            return None
+        return torch.ones(self.new, self.length, dtype=torch.bool).tril(self.past)
 
 
 @dataclass(frozen=True)
@@ -129,15 +158,26 @@ class Batch:
 
     def _parts(self) -> Iterator[Part]:
         row = first = 0
-        shapes = list(zip(self.new, self.past, self.sequences, strict=True))
-        while first < len(shapes):
-            new, past, sequence = shapes[first]
-            last = first
-            while last < len(shapes) and shapes[last] == (new, past, sequence + last - first):
-                last += 1
-            yield Part(row, sequence, last - first, new, past)
-            row += (last - first) * new
+        while first < len(self.new):
+            last = self._end_of_part(first)
+            pasts = self.past[first:last]
+            differ = min(pasts) < max(pasts)
+            yield Part(row, self.sequences[first], last - first, self.new[first], max(pasts),
+                       pasts if differ else ())
+            row += (last - first) * self.new[first]
             first = last
+
+    def _end_of_part(self, first: int) -> int:
+        """One past the last place that can share a part with `first`."""
+        shortest = longest = self.past[first]
+        for place in range(first + 1, len(self.new)):
+            shortest = min(shortest, self.past[place])
+            longest = max(longest, self.past[place])
+            alike = shortest == longest or (self.new[first] == 1 and longest < 2 * shortest + 2)
+            neighbour = self.sequences[place] == self.sequences[first] + place - first
+            if self.new[place] != self.new[first] or not alike or not neighbour:
+                return place
+        return len(self.new)
 
 
 class KV(Protocol):
@@ -150,7 +190,10 @@ class KV(Protocol):
         """Note the entries [rows, entry_width] of this step's tokens."""
 
     def read(self, layer: int, part: Part) -> torch.Tensor:
-        """All entries of a part's sequences, this step's included: [count, length, entry_width]."""
+        """All entries of a part's sequences, this step's included: [count, length, entry_width].
+
+        Where a sequence is shorter than the part, any numbers may follow its entries.
+        """
 
 
 class NoCache:
@@ -172,5 +215,7 @@ class NoCache:
 
     def read(self, layer: int, part: Part) -> torch.Tensor:
         start = self._starts[part.first_sequence]
-        rows = self._entries[layer][start:start + part.count * part.length]
+        rows = self._entries[layer][start:start + sum(part.lengths)]
+        if part.pasts:
+            return pad_sequence(rows.split(part.lengths), batch_first=True)
         return rows.unflatten(0, (part.count, part.length))

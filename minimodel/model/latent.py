@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..config import ModelConfig
-from .attention import attend_parts, causal_mask, rotate
+from .attention import attend_parts, rotate
 from .batch import KV, Batch, Part
 from .norm import RMSNorm
 
@@ -81,7 +81,7 @@ class LatentAttention(nn.Module):
         key = key[:, None].expand(-1, config.num_heads, -1, -1)
         k = torch.cat((k, key), dim=-1)
         v = F.pad(v, (0, max(0, k.shape[-1] - v.shape[-1])))    # equal widths take the fast path
-        mask = causal_mask(part) if part.past else None
+        mask = part.mask if part.past else None
         mixed = F.scaled_dot_product_attention(q, k, v, mask, is_causal=not part.past,
                                                scale=self.scale)
         return mixed[..., :config.head_dim]
@@ -94,8 +94,7 @@ class LatentAttention(nn.Module):
         to_key, to_value = self.kv_b_proj.weight.unflatten(0, (config.num_heads, -1)).split(
             (config.nope_dim, config.head_dim), dim=1)
         q = torch.cat((plain @ to_key, turned), dim=-1)                 # [count, heads, new, .]
-        mask = causal_mask(part)
-        mask = None if mask is None else mask.repeat(config.num_heads, 1)
+        mask = part.mask if part.new == 1 else part.mask.repeat(config.num_heads, 1)
         one_head = entries[:, None]                                     # keys and values at once
         mixed = F.scaled_dot_product_attention(q.flatten(1, 2)[:, None], one_head, one_head, mask,
                                                scale=self.scale)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from minimodel.cache.dense import DenseCache
 from minimodel.config import ModelConfig
-from minimodel.model.attention import Attention, causal_mask, rotary_angles, rotate
+from minimodel.model.attention import Attention, rotary_angles, rotate
 from minimodel.model.batch import Batch, NoCache, Part
 
 
@@ -121,8 +121,11 @@ def test_the_order_of_the_noted_entries_does_not_matter_to_a_decode(make_model):
 
 def test_the_mask_of_a_chunk_is_the_one_in_the_docstring():
     part = Part(first_row=0, first_sequence=0, count=1, new=2, past=3)
-    assert causal_mask(part).int().tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
-    assert causal_mask(Part(0, 0, 5, 1, 3)) is None
+    assert part.mask.int().tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    assert Part(0, 0, 5, 1, 3).mask is None
+    ragged = Part(0, 0, 2, 1, 3, pasts=(3, 1))
+    assert ragged.mask.shape == (2, 1, 1, 4)
+    assert ragged.mask[:, 0, 0].int().tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
 
 
 def test_tokens_of_another_shape_than_the_batch_are_refused(make_model):

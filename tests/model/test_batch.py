@@ -20,15 +20,21 @@ def test_parts_cover_every_row_and_sequence_once_and_in_order(shapes):
     assert rows == list(range(batch.num_rows))
     assert sequences == list(range(len(shapes)))
     for part in batch.parts:
-        assert set(shapes[part.sequences]) == {(part.new, part.past)}
+        pasts = part.pasts or (part.past,) * part.count
+        assert shapes[part.sequences] == [(part.new, past) for past in pasts]
         assert part.length == part.past + part.new
+        assert part.lengths == tuple(past + part.new for past in pasts)
 
 
 @given(SHAPES)
-def test_neighbours_of_one_shape_always_share_a_part(shapes):
+def test_only_rows_of_single_tokens_share_a_part_with_other_lengths(shapes):
     batch = Batch(new=[new for new, _ in shapes], past=[past for _, past in shapes])
-    kinds = [(part.new, part.past) for part in batch.parts]
-    assert all(one != following for one, following in pairwise(kinds))
+    for part in batch.parts:
+        assert not part.pasts or part.new == 1
+        assert part.length <= 2 * min(part.lengths)         # at most half of a part is padding
+    for one, following in pairwise(batch.parts):            # neighbours of one shape never part
+        assert (one.new, one.lengths[-1]) != (following.new, following.lengths[0]) or (
+            max(one.lengths) > min(following.lengths[0], *one.lengths))
 
 
 @given(SHAPES)
