@@ -10,6 +10,10 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")    # before torch: see `train`'s help
 
+# The recipes of `model/train.py`, whose names are in capitals there, and their runs' folders.
+RECIPES = {"shipped": "run-toy", "small": "run-small", "latent": "run-latent",
+           "shared": "run-shared"}
+
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
@@ -35,7 +39,7 @@ def add_generate(commands) -> None:
     generate.add_argument("--max-tokens", type=int, default=64, metavar="N",
                           help="write at most N tokens (one byte each; default 64)")
     generate.add_argument("--model", type=Path, metavar="DIR",
-                          help="checkpoint folder in GLM-4-MoE format (default: the shipped toy)")
+                          help="checkpoint folder, as `train` writes it (default: the shipped toy)")
     generate.add_argument("--without-cache", action="store_true",
                           help="read the whole text again for every token: same answer, slower")
     generate.set_defaults(run=run_generate)
@@ -43,15 +47,20 @@ def add_generate(commands) -> None:
 
 def add_train(commands) -> None:
     train = commands.add_parser(
-        "train", help="train the toy, or a smaller one",
+        "train", help="train the toy, or one of its relatives",
         description="Train from random weights, or go on where a stopped run left off. Ctrl-C "
                     "saves the run; the same command resumes it. Use two threads only on a "
                     "machine that is otherwise idle: OMP_WAIT_POLICY=PASSIVE, set here unless "
                     "you set it, keeps them from spinning.")
-    train.add_argument("--small", action="store_true",
-                       help="the small recipe, a few minutes (default: the shipped toy's, an hour)")
+    which = train.add_mutually_exclusive_group()
+    which.add_argument("--recipe", choices=RECIPES, default="shipped",
+                       help="shipped: the toy, an hour (default); small: a few minutes; latent and "
+                            "shared: the toy with another design of attention, an hour each")
+    which.add_argument("--small", dest="recipe", action="store_const", const="small",
+                       default="shipped", help="the same as --recipe small")
     train.add_argument("--out", type=Path, default=None, metavar="DIR",
-                       help="folder for the run and its checkpoint (default: run-toy or run-small)")
+                       help="folder for the run and its checkpoint (default: "
+                            f"{', '.join(RECIPES.values())})")
     train.add_argument("--seed", type=int, default=0, help="seed of weights and texts (default 0)")
     train.add_argument("--threads", type=int, default=2, help="torch's threads (default 2)")
     train.add_argument("--float32", action="store_true",
@@ -65,10 +74,14 @@ def run_generate(options: argparse.Namespace) -> None:
 
     from .engine import generate
     from .model import checkpoint
-    from .tokenizer import decode_bytes, encode
+    from .tokenizer import VOCAB_SIZE, decode_bytes, encode
 
     torch.set_num_threads(1)
     model = checkpoint.load(options.model or checkpoint.TOY)
+    if model.config.vocab_size != VOCAB_SIZE:
+        raise ValueError(f"the model in {options.model} has a vocabulary of "
+                         f"{model.config.vocab_size}, not the {VOCAB_SIZE} bytes and marks that "
+                         "this command writes: give a model that was trained on them")
     write = generate.stream_without_cache if options.without_cache else generate.stream_with_cache
     for token in write(model, encode(prompt), options.max_tokens):
         sys.stdout.buffer.write(decode_bytes([token]))
@@ -91,7 +104,7 @@ def read_prompt(name: str) -> bytes:
 def run_train(options: argparse.Namespace) -> None:
     if options.threads < 1:
         raise ValueError(f"--threads {options.threads} must be at least 1")
-    folder = options.out or Path("run-small" if options.small else "run-toy")
+    folder = options.out or Path(RECIPES[options.recipe])
     from dataclasses import replace
 
     import torch
@@ -100,7 +113,7 @@ def run_train(options: argparse.Namespace) -> None:
     from .model import checkpoint, train
 
     torch.set_num_threads(options.threads)
-    recipe = replace(train.SMALL if options.small else train.SHIPPED,
+    recipe = replace(getattr(train, options.recipe.upper()),
                      seed=options.seed, bfloat16=not options.float32)
     with tqdm(total=recipe.num_steps, unit="step", disable=None) as bar:
         def progress(line: dict) -> None:

@@ -48,6 +48,8 @@ class ModelConfig:
     context: int = 8_192            # positions a prompt and its answer may use
 
     def __post_init__(self):
+        self._require(isinstance(self.kv_source_layers, list | tuple), "kv_source_layers",
+                      "must be a list of layers, empty if each layer reads its own notes")
         object.__setattr__(self, "kv_source_layers", tuple(self.kv_source_layers))
         for field in fields(self):
             if field.name == "kv_source_layers":

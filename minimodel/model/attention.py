@@ -74,14 +74,15 @@ class Attention(nn.Module):
 
         Returns the mixed values, [count * new, heads * head_dim].
         """
-        # q [count, heads, new, head_dim]; k and v [count, kv_heads, length, head_dim]
-        q = q.unflatten(0, (part.count, part.new)).transpose(1, 2)
+        # k and v [count, kv_heads, length, head_dim]
         k, v = entries.unflatten(-1, (2, self.config.num_kv_heads, -1)).unbind(2)
         k, v = k.transpose(1, 2), v.transpose(1, 2)
-        if part.past == 0:
-            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        else:
-            mixed = F.scaled_dot_product_attention(q, k, v, part.mask, enable_gqa=True)
+        if part.new == 1:               # the heads that share a KV head stand as rows before it
+            q = q.unflatten(1, (self.config.num_kv_heads, -1))
+            return F.scaled_dot_product_attention(q, k, v, part.mask).flatten(1)
+        q = q.unflatten(0, (part.count, part.new)).transpose(1, 2)  # [count, heads, new, head_dim]
+        mixed = F.scaled_dot_product_attention(q, k, v, part.mask if part.past else None,
+                                               is_causal=not part.past, enable_gqa=True)
         return mixed.transpose(1, 2).flatten(0, 1).flatten(1)
 
 

@@ -1,7 +1,7 @@
-"""Checkpoints on disk, in the public GLM-4-MoE format, so that other engines read them too.
+"""Checkpoints on disk, in public formats where there is one, so that other engines read them.
 
 A folder holds
-    config.json             the sizes, by the names of `transformers`' Glm4MoeConfig
+    config.json             the sizes, in one of three formats (see `formats.py`)
     model.safetensors       the weights, one tensor an expert and matrix
     model.sha256            the digest of that file: damage is noticed before a token is computed
     tokenizer.json          byte b has id b; the special tokens follow
@@ -11,7 +11,8 @@ In memory the experts of a layer are stacked, in the file each has its own tenso
 `save_pretrained` writes them. `named_tensors` is the only place that knows: it cuts the
 model's own memory into views by the file's names, and saving and loading both go through it.
 
-`transformers`' Glm4MoeForCausalLM and vLLM load such a folder and give the same tokens.
+`transformers` loads the folder of a model whose layers share no notes, and gives the same
+tokens. vLLM does where keys and values are noted.
 """
 
 import hashlib
@@ -23,40 +24,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors import torch as safetensors
 
-from ..config import ConfigError, ModelConfig
+from ..config import ModelConfig
 from ..tokenizer import END, PAD, SPECIAL_TOKENS, START, TURN
+from .formats import CheckpointError, format_in, format_of
 from .transformer import Transformer
 
 TOY = Path(__file__).parent.parent / "data" / "toy"
-
-# our name: theirs
-SIZES = {
-    "vocab_size": "vocab_size", "hidden_size": "hidden_size", "num_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads",
-    "head_dim": "head_dim", "num_dense_layers": "first_k_dense_replace",
-    "dense_size": "intermediate_size", "num_experts": "n_routed_experts",
-    "experts_per_token": "num_experts_per_tok", "expert_size": "moe_intermediate_size",
-    "num_shared_experts": "n_shared_experts", "expert_scale": "routed_scaling_factor",
-    "norm_eps": "rms_norm_eps", "context": "max_position_embeddings"}
-
-# What the format allows and this package does not build: the only values it can run.
-FIXED = {
-    "attention_bias": False, "hidden_act": "silu", "n_group": 1, "topk_group": 1,
-    "norm_topk_prob": True, "num_nextn_predict_layers": 0, "tie_word_embeddings": False,
-    "use_qk_norm": False}
-
-# The same of the positions: every pair of a head turns, by plain angles.
-ROTARY = {"rope_type": "default", "partial_rotary_factor": 1.0}
-
-# Values a config.json may leave out, and what they then mean in this format.
-LEFT_OUT = FIXED | {"num_nextn_predict_layers": 1, "n_shared_experts": 1,
-                    "routed_scaling_factor": 1.0, "first_k_dense_replace": 1,
-                    "rms_norm_eps": 1e-5, "rope_type": "default", "partial_rotary_factor": 0.5,
-                    "rope_scaling": None}
-
-
-class CheckpointError(ValueError):
-    """A folder that is no checkpoint this package can run; the message says what to do."""
+TOY_LATENT = TOY.with_name("toy_latent")
+TOY_SHARED = TOY.with_name("toy_shared")
 
 
 # --- names -----------------------------------------------------------------------------
@@ -124,12 +99,11 @@ def sha256(path: Path) -> str:
 
 
 def config_json(model: Transformer) -> dict:
-    config = model.config
-    sizes = {theirs: getattr(config, ours) for ours, theirs in SIZES.items()}
-    return {"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe",
+    form = format_of(model.config)
+    return {"architectures": [form.architecture], "model_type": form.model_type,
             "dtype": str(model.embed_tokens.weight.dtype).removeprefix("torch."),
             "bos_token_id": START, "eos_token_id": [END, TURN], "pad_token_id": PAD,
-            "rope_parameters": {**ROTARY, "rope_theta": config.rope_theta}, **sizes, **FIXED}
+            **form.describe(model.config)}
 
 
 def generation_config_json() -> dict:
@@ -211,31 +185,7 @@ def read_config(folder: Path) -> ModelConfig:
                               "give the folder of a checkpoint") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error
-    if not isinstance(content, dict) or content.get("model_type") != "glm4_moe":
-        kind = content.get("model_type") if isinstance(content, dict) else type(content).__name__
-        raise CheckpointError(f"{path} describes a model of type {kind!r}; "
-                              "only 'glm4_moe' can be run")
-    return translate_config(path, content)
-
-
-def translate_config(path: Path, content: dict) -> ModelConfig:
-    """The sizes by our names. Raises CheckpointError for a model that cannot be run here."""
-    rotary = content.get("rope_parameters") or {}
-    if not isinstance(rotary, dict):
-        raise CheckpointError(f"{path} has rope_parameters={rotary!r}; it must name rope_theta")
-    content = LEFT_OUT | content | rotary
-    for key, value in {**FIXED, **ROTARY, "rope_scaling": None}.items():
-        if content[key] != value:
-            raise CheckpointError(f"{path} has {key}={content[key]!r}; "
-                                  f"this package runs {value!r} only")
-    names = SIZES | {"rope_theta": "rope_theta"}
-    missing = [theirs for theirs in names.values() if theirs not in content]
-    if missing:
-        raise CheckpointError(f"{path} lacks {', '.join(missing)}: fetch the checkpoint again")
-    try:
-        return ModelConfig(**{ours: content[theirs] for ours, theirs in names.items()})
-    except ConfigError as error:
-        raise CheckpointError(f"{path} describes an impossible model: {error}") from error
+    return format_in(content, path).config(content, path)
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:

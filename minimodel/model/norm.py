@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 
 class RMSNorm(nn.Module):
@@ -14,5 +15,4 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         precise = x.to(torch.promote_types(x.dtype, torch.float32))
-        scale = torch.rsqrt(precise.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * (precise * scale).to(x.dtype)
+        return self.weight * F.rms_norm(precise, x.shape[-1:], eps=self.eps).to(x.dtype)

@@ -28,6 +28,7 @@ import torch
 from torch.nn import functional as F
 
 from ..config import ModelConfig
+from . import checkpoint
 from .batch import Batch
 from .corpus import training_row
 from .transformer import Transformer
@@ -61,6 +62,7 @@ class Recipe:
     warmup_steps: int = 40
     position_span: int = 4096       # positions met in training reach this far
     bfloat16: bool = True           # multiply in bfloat16; weights stay float32
+    start_from: str = ""            # a shipped checkpoint whose weights are taken over
 
     @property
     def num_steps(self) -> int:
@@ -96,12 +98,18 @@ SHIPPED = Recipe(
 
 # Three quarters of the same lessons for two other designs of attention (chapter 07).
 LATENT = replace(
-    SHIPPED, config=ModelConfig(num_kv_heads=8, latent_size=64, nope_dim=16, rope_dim=32),
+    SHIPPED, config=ModelConfig(num_kv_heads=8, latent_size=64, nope_dim=16, rope_dim=32,
+                                norm_eps=1e-6),
     stages=(Stage(64, 450, 2048, mix=ECHO_FIRST), Stage(128, 250), Stage(256, 700),
             Stage(512, 900, rate_to=0.3), Stage(1024, 340, rate_from=0.6, rate_to=0.38),
             Stage(1024, 360, rate_from=0.38, rate_to=0.15, bias_rate=0.002),
             Stage(2048, 250, rate_from=0.15, rate_to=0.01, bias_rate=0.002)))
-SHARED = replace(LATENT, config=ModelConfig(kv_source_layers=(0, 0, 2, 2)))
+# A trained model goes on with fewer notes: as in GQA's uptraining (arXiv 2305.13245, section 2.1).
+SHARED = Recipe(
+    config=ModelConfig(kv_source_layers=(0, 1, 2, 2)), start_from="toy", seed=1,
+    stages=(Stage(512, 250, rate_from=0.4, rate_to=0.4),
+            Stage(1024, 300, rate_from=0.4, rate_to=0.2),
+            Stage(2048, 200, rate_from=0.2, rate_to=0.01, bias_rate=0.002)))
 
 SMALL = Recipe(
     config=ModelConfig(hidden_size=96, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=24,
@@ -160,6 +168,20 @@ def initialize(model: Transformer) -> None:
             last = "o_proj" in name or "down_proj" in name
             std = weight.shape[-1] ** -0.5 * (0.5 if last else 1.0)
         torch.nn.init.normal_(weight, std=std)
+
+
+@torch.no_grad()
+def take_over(model: Transformer, older: Transformer) -> None:
+    """Start from a trained model that has all of these weights, and some that are left behind.
+
+    Raises ValueError where it lacks one or has it in another shape.
+    """
+    theirs = older.state_dict()
+    for name, weight in model.state_dict().items():
+        if name not in theirs or theirs[name].shape != weight.shape:
+            raise ValueError(f"the model to start from has no {name} of shape "
+                             f"{list(weight.shape)}: start from one of the same sizes")
+        weight.copy_(theirs[name])
 
 
 def make_optimizers(model: Transformer, recipe: Recipe) -> list[torch.optim.Optimizer]:
@@ -275,6 +297,8 @@ class Trainer:
         self.recipe = recipe
         self.model = Transformer(recipe.config)
         initialize(self.model)
+        if recipe.start_from:
+            take_over(self.model, checkpoint.load(checkpoint.TOY.with_name(recipe.start_from)))
         self.optimizers = make_optimizers(self.model, recipe)
         self.loads = GateLoads(self.model)
         self.num_done = 0

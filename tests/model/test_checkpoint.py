@@ -12,8 +12,12 @@ from minimodel.model.checkpoint import CheckpointError
 
 FILES = {"config.json", "model.safetensors", "model.sha256", "tokenizer.json",
          "tokenizer_config.json", "generation_config.json"}
+LATENT = {"num_kv_heads": 6, "latent_size": 28, "nope_dim": 10, "rope_dim": 8}
+SHARED = {"kv_source_layers": (0, 0, 2, 0)}
 SHAPES = [{}, {"num_dense_layers": 0, "num_shared_experts": 3}, {"num_shared_experts": 0},
-          {"num_dense_layers": 4}, {"experts_per_token": 1, "num_kv_heads": 6}]
+          {"num_dense_layers": 4}, {"experts_per_token": 1, "num_kv_heads": 6},
+          LATENT, LATENT | {"num_dense_layers": 0, "head_dim": 26, "norm_eps": 1e-6},
+          SHARED, {"kv_source_layers": (0, 1, 2, 3), "num_dense_layers": 0}, SHARED | LATENT]
 
 
 @pytest.fixture
@@ -21,6 +25,18 @@ def folder(make_model, tmp_path):
     """A good checkpoint, for tests to break."""
     checkpoint.save(make_model(dtype=torch.float32), tmp_path / "good")
     return tmp_path / "good"
+
+
+@pytest.fixture
+def latent_folder(make_model, tmp_path):
+    checkpoint.save(make_model(dtype=torch.float32, **LATENT), tmp_path / "latent")
+    return tmp_path / "latent"
+
+
+@pytest.fixture
+def shared_folder(make_model, tmp_path):
+    checkpoint.save(make_model(dtype=torch.float32, **SHARED | LATENT), tmp_path / "shared")
+    return tmp_path / "shared"
 
 
 def edit_config(folder, **changes):
@@ -95,10 +111,74 @@ def test_a_config_may_leave_out_what_the_format_lets_it(folder):
     assert checkpoint.load(folder).config == before.config
 
 
+def test_a_latent_config_may_leave_out_what_the_format_lets_it(latent_folder):
+    before = checkpoint.load(latent_folder)
+    edit_config(latent_folder, attention_bias="remove", hidden_act="remove", head_dim="remove",
+                norm_topk_prob="remove", tie_word_embeddings="remove", scoring_func="remove",
+                topk_method="remove", moe_layer_freq="remove", rope_interleave="remove",
+                n_shared_experts="remove", qk_head_dim=18, ep_size=1)
+    assert checkpoint.load(latent_folder).config == before.config
+
+
 def test_settings_of_the_rotation_may_stand_at_the_top_as_older_files_have_them(folder):
     before = checkpoint.load(folder)
     edit_config(folder, rope_parameters="remove", rope_theta=9000, partial_rotary_factor=1.0)
     assert checkpoint.load(folder).config == before.config
+
+
+# --- the formats ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("changes", "architecture", "model_type"), [
+    ({}, "Glm4MoeForCausalLM", "glm4_moe"), (LATENT, "DeepseekV3ForCausalLM", "deepseek_v3"),
+    (SHARED, "SecondSendForCausalLM", "second_send"),
+    (SHARED | LATENT, "SecondSendForCausalLM", "second_send")], ids=str)
+def test_the_sizes_decide_the_format(make_model, tmp_path, changes, architecture, model_type):
+    checkpoint.save(make_model(**changes), tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert (written["architectures"], written["model_type"]) == ([architecture], model_type)
+
+
+def test_the_latent_format_by_hand(latent_folder):
+    written = json.loads((latent_folder / "config.json").read_text())
+    expected = {"kv_lora_rank": 28, "qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "head_dim": 8,
+                "v_head_dim": 14, "num_attention_heads": 6, "num_key_value_heads": 6,
+                "q_lora_rank": None, "rope_interleave": True, "scoring_func": "sigmoid",
+                "topk_method": "noaux_tc", "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
+                "routed_scaling_factor": 1.7, "num_nextn_predict_layers": 0}
+    assert {key: written[key] for key in expected} == expected
+    assert written["rope_parameters"] == {"rope_type": "default", "rope_theta": 9000.0}
+
+
+def test_our_own_format_has_our_own_names(shared_folder, make_config):
+    written = json.loads((shared_folder / "config.json").read_text())
+    config = make_config(**SHARED | LATENT)
+    assert written["kv_source_layers"] == [0, 0, 2, 0]
+    for name, value in vars(config).items():
+        assert written[name] == (list(value) if name == "kv_source_layers" else value)
+
+
+def test_a_layer_that_reads_anothers_notes_has_no_matrices_for_them_in_the_file(shared_folder):
+    names = load_file(shared_folder / "model.safetensors").keys()
+    makers = {name.split(".")[2] for name in names if "kv_a_" in name}
+    lookers = {name.split(".")[2] for name in names if "kv_b_" in name}
+    assert (makers, lookers) == ({"0", "2"}, {"0", "1", "2", "3"})
+
+
+def test_no_other_engine_takes_our_own_format_for_its_own(shared_folder):
+    transformers = pytest.importorskip("transformers")
+    with pytest.raises(ValueError, match="second_send"):
+        transformers.AutoModelForCausalLM.from_pretrained(shared_folder)
+
+
+@pytest.mark.parametrize("toy", [checkpoint.TOY, checkpoint.TOY_LATENT, checkpoint.TOY_SHARED],
+                         ids=lambda path: path.name)
+def test_a_shipped_toy_is_saved_as_it_was_shipped(toy, tmp_path):
+    if not (toy / "config.json").exists():
+        pytest.skip(f"minimodel/data/{toy.name} is not there")
+    checkpoint.save(checkpoint.load(toy), tmp_path)
+    for name in FILES:
+        assert (tmp_path / name).read_bytes() == (toy / name).read_bytes(), name
 
 
 # --- saving that fails ---------------------------------------------------------------------
@@ -251,10 +331,19 @@ def test_a_config_that_is_no_json(folder, text):
 
 @pytest.mark.parametrize(("text", "kind"), [
     ("[]", "'list'"), ("3", "'int'"), ("null", "'NoneType'"), ("{}", "None"),
-    ('{"model_type": "qwen3_moe"}', "'qwen3_moe'")])
+    ('{"model_type": "qwen3_moe"}', "'qwen3_moe'"), ('"glm4_moe"', "'str'"),
+    ('{"model_type": ["glm4_moe"]}', r"\['glm4_moe'\]"),
+    ('{"model_type": "deepseek_v2"}', "'deepseek_v2'")])
 def test_another_architecture(folder, text, kind):
     (folder / "config.json").write_text(text)
-    refused(folder, f"describes a model of type {kind}; only 'glm4_moe' can be run")
+    refused(folder, f"describes a model of type {kind}; "
+                    "only 'glm4_moe', 'deepseek_v3', 'second_send' can be run")
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "second_send"])
+def test_a_config_that_names_another_format_than_it_is_in(folder, model_type):
+    edit_config(folder, model_type=model_type)
+    refused(folder, "q_lora_rank=1536" if model_type == "deepseek_v3" else "lacks num_layers")
 
 
 @pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "n_routed_experts",
@@ -296,3 +385,54 @@ def test_a_missing_theta(folder):
 def test_a_config_that_cannot_be_run(folder, changes, message):
     edit_config(folder, **changes)
     refused(folder, message)
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"q_lora_rank": 96}, "q_lora_rank=96; this package runs None only"),
+    ({"q_lora_rank": "remove"}, "q_lora_rank=1536; this package runs None only"),
+    ({"scoring_func": "softmax"}, "scoring_func='softmax'; this package runs 'sigmoid' only"),
+    ({"topk_method": "group_limited_greedy"}, "topk_method='group_limited_greedy'; .*'noaux_tc'"),
+    ({"rope_interleave": False}, "rope_interleave=False; this package runs True only"),
+    ({"moe_layer_freq": 2}, "moe_layer_freq=2; this package runs 1 only"),
+    ({"n_group": "remove"}, "n_group=8; this package runs 1 only"),
+    ({"topk_group": 4}, "topk_group=4; this package runs 1 only"),
+    ({"norm_topk_prob": False}, "norm_topk_prob=False; this package runs True only"),
+    ({"num_nextn_predict_layers": 1}, "num_nextn_predict_layers=1; this package runs 0 only"),
+    ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config=.*'fp8'.* None only"),
+    ({"rope_scaling": {"type": "yarn", "factor": 40}}, "rope_scaling=.*yarn.* runs None only"),
+    ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 9.0}}, "rope_type='yarn'"),
+    ({"rope_parameters": {"type": "yarn", "rope_theta": 9.0}}, "rope_type='yarn'; .*'default'"),
+    ({"rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 9.0}},
+     "partial_rotary_factor=0.5; this package runs 1.0 only"),
+    ({"rope_parameters": {"rope_type": "default"}}, "lacks rope_theta"),
+    ({"kv_lora_rank": "remove"}, "lacks kv_lora_rank"),
+    ({"kv_lora_rank": None}, "impossible model: latent_size=None must be a number of type int"),
+    ({"kv_lora_rank": 0}, "impossible model: nope_dim=10 needs a latent_size"),
+    ({"qk_nope_head_dim": 0}, "impossible model: nope_dim=0 must be at least 1"),
+    ({"qk_rope_head_dim": 7}, "impossible model: rope_dim=7 must be even"),
+    ({"num_key_value_heads": 2}, "impossible model: num_kv_heads=2 must equal num_heads=6"),
+    ({"kv_lora_rank": 27}, r"kv_a_proj_with_mqa.* has shape \[36, 46\]; .*asks for \[35, 46\]"),
+    ({"first_k_dense_replace": "remove"}, "tensors: .*mlp"),
+], ids=str)
+def test_a_latent_config_that_cannot_be_run(latent_folder, changes, message):
+    edit_config(latent_folder, **changes)
+    refused(latent_folder, message)
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"kv_source_layers": "remove"}, "lacks kv_source_layers"),
+    ({"latent_size": "remove", "rope_theta": "remove"}, "lacks latent_size, rope_theta"),
+    ({"kv_source_layers": 2}, "kv_source_layers=2; it must be a list"),
+    ({"kv_source_layers": None}, "kv_source_layers=None; it must be a list"),
+    ({"kv_source_layers": [0, 0, 2]}, r"impossible model: kv_source_layers=\(0, 0, 2\) must name"),
+    ({"kv_source_layers": [0, 0, 2, 3.0]}, "impossible model: kv_source_layers=.* whole numbers"),
+    ({"kv_source_layers": [0, 0, 1, 0]}, "must point to owners: layer 2 reads layer 1"),
+    ({"kv_source_layers": [0, 0, 2, 2, 2]}, "kv_source_layers=.* num_layers=4"),
+    ({"kv_source_layers": [0, 0, 0, 0]}, r"foreign tensors: model\.layers\.2\.self_attn\.kv_a"),
+    ({"kv_source_layers": []}, r"lacks tensors: model\.layers\.1\.self_attn\.kv_a"),
+    ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling=.* runs None only"),
+    ({"hidden_size": "46"}, "impossible model: hidden_size='46' must be a number of type int"),
+], ids=str)
+def test_a_config_in_our_own_format_that_cannot_be_run(shared_folder, changes, message):
+    edit_config(shared_folder, **changes)
+    refused(shared_folder, message)

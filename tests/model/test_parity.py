@@ -6,6 +6,8 @@ from random import Random
 import pytest
 import torch
 
+from minimodel.cache.dense import DenseCache
+from minimodel.config import ModelConfig
 from minimodel.engine.generate import generate_with_cache
 from minimodel.model import checkpoint
 from minimodel.model.corpus import town_notebook
@@ -14,26 +16,48 @@ from minimodel.tokenizer import encode
 transformers = pytest.importorskip("transformers", minversion="5.0",
                                    reason="transformers is not installed (pip install '.[dev]')")
 
+LATENT = {"num_kv_heads": 6, "latent_size": 28, "nope_dim": 10, "rope_dim": 8}
 SHAPES = [{}, {"num_dense_layers": 2, "num_shared_experts": 2, "experts_per_token": 1},
           {"num_dense_layers": 0, "num_kv_heads": 6, "experts_per_token": 7, "expert_scale": 1.0},
           {"num_kv_heads": 1, "num_heads": 5, "head_dim": 26, "norm_eps": 1e-6}]
+LATENT_SHAPES = [
+    LATENT,
+    LATENT | {"num_dense_layers": 2, "num_shared_experts": 2, "experts_per_token": 1},
+    LATENT | {"num_dense_layers": 0, "experts_per_token": 7, "head_dim": 26, "rope_dim": 2},
+    LATENT | {"num_heads": 5, "num_kv_heads": 5, "head_dim": 9, "norm_eps": 1e-6, "nope_dim": 1}]
 TOLERANCE = 2e-5        # float32, logits of about 4: other orders of addition, nothing else
 
 
 def load_theirs(folder):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    assert type(model).__name__ == "Glm4MoeForCausalLM"
+    latent = model.config.model_type == "deepseek_v3"
+    assert type(model).__name__ == ("DeepseekV3ForCausalLM" if latent else "Glm4MoeForCausalLM")
     model.set_experts_implementation("eager")
     return model.eval()
 
 
-@pytest.fixture(params=SHAPES, ids=str, scope="module")
-def pair(request, make_model, tmp_path_factory):
-    """Our model, and theirs from the files that we wrote."""
-    model = make_model(dtype=torch.float32, **request.param)
-    folder = tmp_path_factory.mktemp("checkpoint")
+def both(make_model, folder, changes):
+    """Our model, theirs from the files that we wrote, and the files' folder."""
+    model = make_model(dtype=torch.float32, **changes)
     checkpoint.save(model, folder)
     return model, load_theirs(folder), folder
+
+
+@pytest.fixture(params=SHAPES + LATENT_SHAPES, ids=str, scope="module")
+def pair(request, make_model, tmp_path_factory):
+    return both(make_model, tmp_path_factory.mktemp("checkpoint"), request.param)
+
+
+@pytest.fixture(params=LATENT_SHAPES, ids=str, scope="module")
+def latent_pair(request, make_model, tmp_path_factory):
+    return both(make_model, tmp_path_factory.mktemp("checkpoint"), request.param)
+
+
+@pytest.fixture(params=["absorbed", "unfolded"])
+def form(request, monkeypatch):
+    """Latent attention in one of its forms, whatever the counted work says."""
+    monkeypatch.setattr(ModelConfig, "absorbs", lambda config, new: (
+        bool(config.latent_size) and request.param == "absorbed"))
 
 
 def chosen_and_logits(ours, theirs, prompt):
@@ -76,6 +100,25 @@ def test_same_experts_logits_and_tokens(pair, length):
     assert_same(ours, theirs, Random(f"parity/{length}").choices(range(264), k=length), 13)
 
 
+def test_both_forms_of_latent_attention_give_the_same(latent_pair, form):
+    ours, theirs, _ = latent_pair
+    assert_same(ours, theirs, Random("parity/forms").choices(range(264), k=23), 13)
+
+
+def test_the_same_notes_are_kept(latent_pair):
+    """Both caches hold the normalised latent and the one turned key of every token."""
+    ours, theirs, _ = latent_pair
+    prompt = Random("parity/notes").choices(range(264), k=21)
+    with torch.inference_mode():
+        kept = theirs(torch.tensor([prompt]), use_cache=True).past_key_values.layers
+        cache = DenseCache(ours.config, len(prompt))
+        ours(torch.tensor(prompt), cache.batch([len(prompt)]), cache)
+    assert len(cache.entries) == len(kept)
+    for entries, layer in zip(cache.entries[:, 0], kept, strict=True):
+        torch.testing.assert_close(entries, torch.cat((layer.keys, layer.values), -1)[0, 0],
+                                   rtol=TOLERANCE, atol=TOLERANCE)
+
+
 def test_the_file_holds_the_tensors_that_save_pretrained_writes(pair, tmp_path):
     from safetensors.torch import load_file
     _, theirs, folder = pair
@@ -108,10 +151,11 @@ def test_the_config_is_read_with_nothing_left_over_or_defaulted(pair):
 # --- the tokenizer ---------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def saved(make_model, tmp_path_factory):
+@pytest.fixture(params=[{}, LATENT, {"kv_source_layers": (0, 0, 2, 2)}], ids=str, scope="module")
+def saved(request, make_model, tmp_path_factory):
+    """A folder in each format: all have the same tokenizer."""
     folder = tmp_path_factory.mktemp("tokenizer")
-    checkpoint.save(make_model(), folder)
+    checkpoint.save(make_model(**request.param), folder)
     return folder
 
 
@@ -154,10 +198,11 @@ def test_the_special_tokens_are_the_same(their_tokenizer):
 # --- the shipped toy -------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not (checkpoint.TOY / "config.json").exists(),
-                    reason="the trained toy is not in minimodel/data/toy")
-def test_the_shipped_toy_answers_the_same():
-    ours, theirs = checkpoint.load(), load_theirs(checkpoint.TOY)
+@pytest.mark.parametrize("toy", [checkpoint.TOY, checkpoint.TOY_LATENT], ids=lambda path: path.name)
+def test_the_shipped_toy_answers_the_same(toy):
+    if not (toy / "config.json").exists():
+        pytest.skip(f"the trained toy is not in minimodel/data/{toy.name}")
+    ours, theirs = checkpoint.load(toy), load_theirs(toy)
     for number in range(3):
         notebook = town_notebook(Random(f"parity/toy/{number}"), 300 + 150 * number, 4)
         prompt = encode(notebook.ask(notebook.facts[number]))

@@ -101,6 +101,8 @@ def test_operations_are_counted_as_torch_counts_them(make_model, make_config, so
     ((0, 0, 1, 3), "layer 2 reads layer 1, which itself reads layer 0"),
     ((0, -1, 2, 2), "layer 1 reads layer 0 to 1"),
     ((0, True, 2, 2), "must hold whole numbers"),
+    (3, "kv_source_layers=3 must be a list of layers"),
+    (None, "kv_source_layers=None must be a list of layers"),
 ])
 def test_impossible_sources_are_refused(make_config, sources, message):
     with pytest.raises(ValueError, match=message):
