@@ -9,6 +9,9 @@ Faults (exit status 1):
 - a first code cell that is not the setup cell, or not the same one in all chapters
 - images without alternative text
 - a cell that only draws and is not tagged `hide-input`
+- a live cell (one that calls `try_it`) that is not tagged `skip-execution`, that needs more than
+  the cell 'imports', or whose metadata do not say what its first click shows, for the test that
+  clicks: "second_send": {"shows": "4821"}
 
 Warnings (exit status 0): numbers with a unit, typed into the prose, that the claims register does
 not have. An outside number belongs into the register and is printed by `fact`; one of the chapter's
@@ -19,6 +22,7 @@ own is best printed by a cell. Where prose needs it all the same, the notebook's
 
 import argparse
 import ast
+import builtins
 import re
 import sys
 from collections import Counter
@@ -117,7 +121,24 @@ def folded_drawings(notebook) -> Iterator[str]:
             yield f"cell '{cell.id}' only draws: tag it hide-input"
 
 
-CHECKS = (outputs, ids, machine_paths, sizes, setup_first, alternative_text, folded_drawings)
+def live_cells(notebook) -> Iterator[str]:
+    imported = {name for cell in code_cells(notebook) if cell.id == "imports"
+                for name in bound(cell.source)}
+    for cell in code_cells(notebook):
+        if not is_live(cell):
+            continue
+        if "skip-execution" not in cell.metadata.get("tags", []):
+            yield f"cell '{cell.id}' is live: tag it skip-execution, for pages have no kernel"
+        if not cell.metadata.get("second_send", {}).get("shows"):
+            yield (f"cell '{cell.id}' is live: say in its metadata what its first click shows, as "
+                   'in "second_send": {"shows": "4821"}')
+        if missing := used(cell.source) - bound(cell.source) - imported:
+            yield (f"cell '{cell.id}' is live but needs {', '.join(sorted(missing))}: import or "
+                   "make that in the cell itself, or import it in the cell 'imports'")
+
+
+CHECKS = (outputs, ids, machine_paths, sizes, setup_first, alternative_text, folded_drawings,
+          live_cells)
 
 
 def tree(source: str) -> ast.Module | None:
@@ -126,6 +147,32 @@ def tree(source: str) -> ast.Module | None:
         return ast.parse(source)
     except SyntaxError:
         return None
+
+
+def is_live(cell) -> bool:
+    """Whether a code cell shows fields and a button, by `try_it` of lesson/live.py."""
+    return cell.cell_type == "code" and "try_it" in used(cell.source)
+
+
+def used(source: str) -> set[str]:
+    """The names that a cell reads, builtins aside."""
+    return {node.id for node in ast.walk(tree(source) or ast.Module([], []))
+            if isinstance(node, ast.Name) and not hasattr(builtins, node.id)}
+
+
+def bound(source: str) -> set[str]:
+    """The names that a cell makes: by importing, assigning, defining, or as arguments."""
+    names = set()
+    for node in ast.walk(tree(source) or ast.Module([], [])):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.alias):
+            names.add(node.asname or node.name.split(".")[0])
+    return names
 
 
 def drawing_names(notebook) -> set[str]:

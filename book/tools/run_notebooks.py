@@ -4,6 +4,7 @@ The life of a chapter here:
 1. Its *key* is a digest of its code cells, all files of the package, the lock file, this runner and
    the Python version. Outputs kept under that key in `_build/executed` are used again.
 2. Otherwise it runs top to bottom in an empty folder, with one thread and no network in mind.
+   Cells tagged `skip-execution` wait for a reader's kernel: they get a note that says so.
 3. It is *judged*: an unexpected exception, anything on stderr, too much time or too much memory is
    a fault. One chapter's faults never stop the others.
 4. A good run is stored under its key, and the notebook with its outputs goes to the build's tree.
@@ -41,6 +42,10 @@ ALLOWED_STDERR = (
     (r"\s*(.*: *)?\d+%\|.*\|.*", "tqdm draws its progress bar on stderr"),
     (r"\s*\d+it \[.*\]", "tqdm's bar where the total is not known"),
 )
+
+SKIP = "skip-execution"         # nbclient passes such cells by
+SKIPPED = ("This cell waits for a kernel. Open the chapter in Colab, Binder or JupyterLab "
+           "(the rocket at the top of the page) and run it there.")
 
 KERNEL_ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",               # waiting threads sleep
@@ -85,6 +90,14 @@ def key_of(notebook, shared: str) -> str:
 
 def code_cells(notebook) -> list:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def note_skipped(notebook) -> None:
+    """Say on the page, under each cell that was not run, where it runs."""
+    for cell in code_cells(notebook):
+        if SKIP in cell.metadata.get("tags", []):
+            words = {"text/html": f'<p class="ss-caption">{SKIPPED}</p>', "text/plain": SKIPPED}
+            cell.outputs = [nbformat.v4.new_output("display_data", data=words)]
 
 
 def with_outputs_of(notebook, executed):
@@ -179,6 +192,7 @@ def run(path: Path, cache: Path, shared: str, budget_s: float) -> Result:
         faults.append(f"its kernel held {result.peak_bytes / 2**30:.1f} GB, over the 2 GB that "
                       "readers are promised: use smaller tensors, or delete them when done")
     if not faults:
+        note_skipped(notebook)
         result.text = nbformat.writes(notebook)
         keep(kept, path.stem, result.text)
     return result

@@ -13,8 +13,18 @@ import pytest
 import torch
 
 from minimodel.config import ModelConfig
-from minimodel.model import train
-from minimodel.model.train import GateLoads, Muon, Recipe, Stage, StopOnSignal, Trainer
+from minimodel.model import checkpoint, train
+from minimodel.model.train import (
+    SHARED,
+    GateLoads,
+    Muon,
+    Recipe,
+    Stage,
+    StopOnSignal,
+    Trainer,
+    take_over,
+)
+from minimodel.model.transformer import Transformer
 
 TINY = Recipe(
     config=ModelConfig(hidden_size=20, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=12,
@@ -321,3 +331,28 @@ def test_the_fingerprint_covers_every_setting():
               replace(TINY, stages=TINY.stages[:1]),
               replace(TINY, stages=(replace(TINY.stages[0], mix=None), TINY.stages[1]))]
     assert len({train.fingerprint(recipe) for recipe in (TINY, *others)}) == 5
+
+
+# --- going on from a trained model -------------------------------------------------------------
+
+
+def test_a_model_that_shares_notes_takes_over_all_it_has(make_config):
+    older = Transformer(make_config())
+    model = Transformer(make_config(kv_source_layers=(0, 1, 1, 1)))
+    take_over(model, older)
+    theirs = older.state_dict()
+    assert all(torch.equal(weight, theirs[name]) for name, weight in model.state_dict().items())
+    assert len(model.state_dict()) == len(theirs) - 4           # two layers without keys and values
+
+
+@pytest.mark.parametrize("changes", [{"dense_size": 39}, {"num_layers": 5}], ids=str)
+def test_a_model_of_other_sizes_cannot_be_started_from(make_config, changes):
+    with pytest.raises(ValueError, match=r"the model to start from has no .* of the same sizes"):
+        take_over(Transformer(make_config(**changes)), Transformer(make_config()))
+
+
+def test_the_recipe_for_shared_notes_begins_at_the_shipped_toy():
+    trainer = Trainer(SHARED)
+    toy = checkpoint.load().state_dict()
+    for name, weight in trainer.model.state_dict().items():
+        assert torch.equal(weight, toy[name]), name

@@ -71,6 +71,28 @@ def test_what_does_more_than_draw_may_be_seen(source):
     assert faults(notebook(code(source))) == []
 
 
+LIVE = "from minimodel.lesson.live import try_it\ntry_it(lambda prompt: prompt, prompt=os)"
+SHOWS = {"second_send": {"shows": "4821"}}
+SKIPPED = {"tags": ["skip-execution"]}
+
+
+def test_a_live_cell_is_skipped_alone_and_says_what_it_shows():
+    sound = code("import os\n" + LIVE, metadata={**SKIPPED, **SHOWS})
+    assert faults(notebook(sound)) == []
+    drawn = code(LIVE.replace("=os", "=plt"), metadata={**SKIPPED, **SHOWS})
+    assert faults(notebook(drawn)) == []            # the cell 'imports' has brought plt
+
+
+@pytest.mark.parametrize(("source", "metadata", "complaint"), [
+    ("import os\n" + LIVE, SHOWS, "'try-it' is live: tag it skip-execution"),
+    ("import os\n" + LIVE, SKIPPED, "'try-it' is live: say in its metadata what"),
+    (LIVE, {**SKIPPED, **SHOWS}, "'try-it' is live but needs os: import"),
+])
+def test_faults_of_live_cells_are_found(source, metadata, complaint):
+    found = faults(notebook(code(source, metadata=metadata)))
+    assert len(found) == 1 and complaint in found[0]
+
+
 def test_the_first_code_cell_is_the_setup():
     late = notebook()
     late.cells.insert(0, code("import torch", id="early"))

@@ -54,6 +54,19 @@ def test_a_progress_bar_is_allowed_and_taken_off_the_page(tmp_path):
     assert result.faults == [] and outputs(result) == []
 
 
+def test_a_skipped_cell_does_not_run_and_says_where_it_does(tmp_path):
+    path = write(tmp_path, "live", "print(2)", "raise SystemExit('no kernel is watched')")
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells[-1].metadata["tags"] = [run_notebooks.SKIP]
+    nbformat.write(notebook, path)
+    for how in ("ran", "cached"):
+        [result] = run_all([path], tmp_path / "cache", jobs=1, budget_s=60)
+        assert result.how == how and result.faults == []
+        [note] = outputs(result)
+        assert "waits for a kernel" in note.data["text/html"]
+        assert "waits for a kernel" in note.data["text/plain"]
+
+
 def test_outputs_are_used_again_until_what_decides_them_changes(tmp_path, monkeypatch):
     cache = tmp_path / "cache"
 
