@@ -1,10 +1,11 @@
 # make book    execute the chapters and render the site into _build/site/_build/html
 # make test    every check of this repository, the book's build and a real browser included
+# make colab   run the chapters with the versions that Colab has, in .venv-colab
 # make lab     open the chapters in JupyterLab
-# make clean   remove what was built (the environment in .venv stays; `make distclean` removes it too)
+# make clean   remove what was built (the environments stay; `make distclean` removes them too)
 #
-# Each target first makes .venv from requirements.lock, once; it needs Python 3.11 or newer and a
-# package index. PYTHON=python3.12 picks another interpreter, JOBS=4 runs more chapters at a time.
+# Each target but `colab` first makes .venv from requirements.lock, once; it needs Python 3.11 or newer
+# and a package index. PYTHON=python3.12 picks another interpreter, JOBS=4 runs more chapters at a time.
 
 PYTHON ?= python3
 JOBS ?= 2
@@ -19,7 +20,7 @@ BIN := $(VENV)/bin
 # The stamp's name holds a checksum of what decides the environment: a change there sets it up again.
 READY := $(VENV)/ready-$(shell cat requirements.lock pyproject.toml | cksum | tr ' ' '-')
 
-.PHONY: book test lab clean distclean env browser lint unit site
+.PHONY: book test colab lab clean distclean env browser lint unit site
 .DEFAULT_GOAL := book
 
 env: $(READY)
@@ -54,6 +55,10 @@ unit: $(READY)
 site: $(READY)
 	$(BIN)/python -m pytest tests/site
 
+# COLAB="--versions LIST --torch-of-colab" takes all versions from another list.
+colab:
+	@$(PYTHON) book/tools/colab.py --jobs $(JOBS) $(COLAB)
+
 lab: $(READY)
 	$(BIN)/jupyter lab chapters
 
@@ -61,4 +66,4 @@ clean:
 	rm -rf _build book/_static/assets book/_static/css/palette.css
 
 distclean: clean
-	rm -rf $(VENV) *.egg-info
+	rm -rf $(VENV) .venv-colab *.egg-info

@@ -7,6 +7,8 @@ import torch
 
 from ..config import ModelConfig
 from . import draw, facts, palette
+from .charts import Size, compare_sizes
+from .draw import WIDTH
 from .figures import (
     Figure,
     direct_label,
@@ -16,21 +18,18 @@ from .figures import (
     measured,
     measured_bars,
     modelled,
-    reported,
 )
 from .markup import escape
 from .stepper import Stepper
 
-WIDTH = 420
 LINE, LETTER = 32, 24                   # a line of text in a drawing, and the box of one sign
 STRONGEST = 0.6                         # opacity of a weight of 1: ink stays readable on it
 FAINTEST = 0.02                         # weights below are not drawn
-_MARKS = {" ": "␣", "\n": "↵"}
 
 
 def marks(text: str) -> list[str]:
     """One sign a token: a mark for the start token, then the text with its blanks made visible."""
-    return ["^", *(_MARKS.get(character, character) for character in text)]
+    return ["^", *draw.marks(text)]
 
 
 def named(mark: str) -> str:
@@ -152,9 +151,9 @@ def pattern(text: str, weights: torch.Tensor) -> draw.Drawing:
         pieces.append(draw.text(left + (i + 0.5) * size, 32, sign, anchor="middle", bold=True))
         pieces.append(draw.text(left - 14, y + size / 2, sign, anchor="middle", bold=True))
         for j in range(len(signs)):
-            box = (left + j * size + 1, y + 1, size - 2)
-            pieces.append(_square(*box, "grid", 0.45) if j > i
-                          else _square(*box, "prefill", float(weights[i, j]), border=True))
+            box = (left + j * size + 1, y + 1, size - 2, size - 2)
+            pieces.append(draw.shade(*box, "grid", 0.45) if j > i
+                          else draw.shade(*box, "prefill", float(weights[i, j]), edge="grid"))
     backward = [i for i in range(1, len(signs)) if int(weights[i].argmax()) != i]
     most = max(backward or range(1, len(signs)), key=lambda i: float(weights[i].max()))
     return draw.svg(
@@ -170,16 +169,6 @@ def _require_square(weights: torch.Tensor, count: int) -> None:
     if weights.shape != (count, count):
         raise ValueError(f"weights of shape {list(weights.shape)} do not fit {count} tokens (the "
                          f"start token counts): give [{count}, {count}]")
-
-
-def _square(x: float, y: float, size: float, meaning: str, opacity: float,
-            border: bool = False) -> str:
-    """A square filled as strongly as `opacity` says, 0 to 1."""
-    edge = f";stroke:{palette.var('grid')};stroke-width:1" if border else ""
-    return (
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{size:.1f}" height="{size:.1f}" rx="2" '
-        f'style="fill:{palette.var(meaning)};fill-opacity:{opacity:.2f}{edge}"/>'
-    )
 
 
 def looks_stepper(text: str, looks: torch.Tensor, wanted: int) -> Stepper:
@@ -225,7 +214,8 @@ def _look(signs: Sequence[str], looks: torch.Tensor, layer: int, head: int, want
         for column, place in enumerate(line):
             x, y = column * step, row * LINE
             if weights[place] >= FAINTEST:
-                boxes.append(_box_of_sign(x, y, step, "prefill", STRONGEST * weights[place]))
+                boxes.append(draw.shade(x, y, step - 1, LETTER, "prefill",
+                                        STRONGEST * weights[place], edge="prefill"))
             if place == len(signs) - 1:
                 reader = draw.rect(x, y, step - 1, LETTER, "decode", filled=False)
     below = len(lines) * LINE + 12
@@ -244,17 +234,9 @@ def _lines(signs: Sequence[str]) -> list[list[int]]:
     lines = [[]]
     for place, sign in enumerate(signs):
         lines[-1].append(place)
-        if sign == _MARKS["\n"]:
+        if sign == draw.marks("\n")[0]:
             lines.append([])
     return [line for line in lines if line]
-
-
-def _box_of_sign(x: float, y: float, step: float, meaning: str, opacity: float) -> str:
-    colour = palette.var(meaning)
-    return (
-        f'<rect x="{x:.1f}" y="{y}" width="{step - 1:.1f}" height="{LETTER}" rx="2" '
-        f'style="fill:{colour};fill-opacity:{opacity:.2f};stroke:{colour}"/>'
-    )
 
 
 def _text_line(signs: Sequence[str], row: int, step: float) -> str:
@@ -277,8 +259,8 @@ def _map_of_heads(y: float, sign: str, shares: torch.Tensor, layer: int, head: i
               for i, words in enumerate(caption)]
     for row, in_layer in enumerate(shares.tolist()):
         pieces.append(draw.text(0, y + step * row + 9, f"layer {row}", size=12))
-        pieces += [_square(left + step * column, y + step * row, 18, "prefill", share, border=True)
-                   for column, share in enumerate(in_layer)]
+        pieces += [draw.shade(left + step * column, y + step * row, 18, 18, "prefill", share,
+                              edge="grid") for column, share in enumerate(in_layer)]
     pieces.append(draw.rect(left + step * head, y + step * layer, 18, 18, "decode", filled=False))
     return pieces
 
@@ -358,17 +340,13 @@ def sizes(config: ModelConfig) -> list[tuple[str, float, float]]:
 def sizes_figure(config: ModelConfig) -> Figure:
     """How many times the toy's sizes a production model has."""
     rows = sizes(config)
-    fig, ax = figure(5, 3)
-    for place, (name, ours, theirs) in enumerate(rows):
-        y = len(rows) - 1 - place
-        times = theirs / ours
-        reported(ax, times, y, "prefill", f"{name}: {float(f'{times:.2g}'):,.0f}x")
-        ax.texts[-1].set(position=(0, 13), ha="center")
-    ax.set_xscale("log")
-    ax.minorticks_off()
-    ax.set(xlim=(0.3, 2e7), ylim=(-0.5, len(rows) - 0.2), yticks=[],
-           xlabel="times the toy's size (log scale)")
-    finding(ax, "The same parts, more of each: DeepSeek-V3 against the toy")
+    times = [theirs / ours for _, ours, theirs in rows]
+    fig, ax = compare_sizes(
+        [Size(f"{name}: {float(f'{ratio:.2g}'):,.0f}x", ratio, "prefill")
+         for (name, _, _), ratio in zip(rows, times, strict=True)],
+        "times the toy's size", (0.3, 2e7),
+        "The same parts, more of each: DeepSeek-V3 against the toy",
+    )
     key(ax, "reported", loc="upper right")
     return Figure(
         fig,

@@ -4,11 +4,17 @@ from collections.abc import Sequence
 
 from ..config import ModelConfig
 from . import draw, facts
-from .figures import Figure, direct_label, figure, finding, key, measured, modelled, reported
+from .charts import Size, compare_sizes
+from .draw import WIDTH, labelled_bar, quantity
+from .figures import Figure, direct_label, figure, finding, key, measured, modelled
 from .stepper import Stepper
 
 PER_ROW = 14  # cells of a text in one line of the drawing
-WIDTH = 420
+COLOURS = (
+    ("prefill", "prompt, computed"),
+    ("decode", "answer, computed"),
+    ("notes", "read from notes"),
+)
 
 
 def rows_stepper(prompt: str, answer: str) -> Stepper:
@@ -35,7 +41,7 @@ def rows_frame(text: str, prompt_length: int, written: int) -> str:
     naive_rows = sum(range(prompt_length, length + 1))
     computed = ["prefill" if i < prompt_length else "decode" for i in range(length)]
     with_notes = ["notes"] * (length - new) + computed[length - new :]
-    marks = [{" ": "␣", "\n": "↵"}.get(character, character) for character in text]
+    marks = draw.marks(text)
     lines = -(-length // PER_ROW) * (draw.CELL + draw.GAP)
     second, bottom = lines + 48, 2 * lines + 84
     now = f"{new} {'row' if new == 1 else 'rows'} now"
@@ -48,21 +54,8 @@ def rows_frame(text: str, prompt_length: int, written: int) -> str:
         draw.cells(0, 26, marks, computed, per_row=PER_ROW),
         draw.text(0, second, f"With notes: {now}, {length} so far", bold=True),
         draw.cells(0, second + 14, marks, with_notes, per_row=PER_ROW),
-        *legend(bottom),
+        draw.legend(bottom, COLOURS),
     )
-
-
-def legend(y: float) -> list[str]:
-    """What the cells' colours mean."""
-    pieces, x = [], 0
-    for meaning, words in (
-        ("prefill", "prompt, computed"),
-        ("decode", "answer, computed"),
-        ("notes", "read from notes"),
-    ):
-        pieces += [draw.rect(x, y - 6, 12, 12, meaning), draw.text(x + 18, y, words, size=12)]
-        x += 142
-    return pieces
 
 
 def work_stepper(config: ModelConfig, lengths: Sequence[int]) -> Stepper:
@@ -91,7 +84,7 @@ def work_frame(config: ModelConfig, length: int, longest: int) -> str:
         f"At {length} tokens the next one costs {naive / 1e6:,.0f} million operations without "
         f"notes, {cached / 1e6:.1f} million with {held / 1e6:.2f} MB of notes.",
         draw.text(0, 10, f"Work for the next token: {naive / cached:,.0f} times less", bold=True),
-        *labelled_bar(
+        labelled_bar(
             26,
             naive / config.flops(longest, num_logits=1),
             f"without notes: {quantity(naive)}FLOP",
@@ -103,24 +96,8 @@ def work_frame(config: ModelConfig, length: int, longest: int) -> str:
         draw.rect(0, 94, layers, 16, "decode", filled=False, radius=2),
         draw.rect(layers, 94, looking * row, 16, "notes", filled=False, radius=2),
         draw.text(0, 140, "Memory that the notes take", bold=True),
-        *labelled_bar(156, held / (longest * per_token), f"{quantity(held)}B", "notes"),
+        labelled_bar(156, held / (longest * per_token), f"{quantity(held)}B", "notes"),
     )
-
-
-def labelled_bar(y: float, share: float, label: str, meaning: str) -> list[str]:
-    """A hollow bar (counted, not measured) with its words above it."""
-    return [
-        draw.text(0, y + 6, label),
-        draw.rect(0, y + 18, max(1.5, share * (WIDTH - 4)), 16, meaning, filled=False, radius=2),
-    ]
-
-
-def quantity(value: float) -> str:
-    """A number with its prefix: 1,234,000 is `1.2 M`."""
-    for size, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:,.1f} {prefix}"
-    return f"{value:,.0f} "
 
 
 def times_figure(
@@ -194,24 +171,12 @@ def entry_sizes(config: ModelConfig) -> list[tuple[str, float, bool]]:
 def entry_sizes_figure(config: ModelConfig) -> Figure:
     """Bytes of notes a token leaves behind, in the toy and in four production models."""
     rows = entry_sizes(config)
-    fig, ax = figure(5, 3.2)
-    for place, (name, size, by_source) in enumerate(rows):
-        y = len(rows) - 1 - place
-        words = f"{name}: {size:,.0f} B"
-        if by_source:
-            reported(ax, size, y, "notes", words)
-        else:
-            modelled(ax, [size], [y], "ink", words)
-            direct_label(ax, size, y, words, "ink")
-        ax.texts[-1].set(position=(0, 13), ha="center")
-    ax.set_xscale("log")
-    ax.set(
-        xlim=(8, 2e7),
-        ylim=(-0.5, len(rows) - 0.2),
-        yticks=[],
-        xlabel="bytes per token (log scale)",
+    fig, ax = compare_sizes(
+        [Size(f"{name}: {size:,.0f} B", size, "notes" if by_source else "ink",
+              "reported" if by_source else "modelled") for name, size, by_source in rows],
+        "bytes per token", (8, 2e7),
+        "A token's notes: from half a megabyte to under a kilobyte", height=3.2,
     )
-    finding(ax, "A token's notes: from half a megabyte to under a kilobyte")
     key(ax, "modelled", "reported", loc="lower right")
     return Figure(
         fig,

@@ -15,10 +15,13 @@ from collections.abc import Sequence
 from minimodel.lesson import palette
 from minimodel.lesson.markup import escape, require_alt
 
+WIDTH = 420         # of a chapter's drawing: words keep their size on a page, and shrink a little
+                    # on a phone
 CELL = 26           # side of a token's cell
 GAP = 3             # between two cells
 TEXT_SIZE = 13
 _FONT = "var(--ss-font,system-ui),sans-serif"
+_MARKS = {" ": "␣", "\n": "↵"}
 
 
 class Drawing(str):
@@ -74,6 +77,15 @@ def _words(x, y, words: object, colour: str, anchor: str, size: float, bold: boo
         f'<text x="{_n(x)}" y="{_n(y + 0.35 * size)}" text-anchor="{anchor}" '
         f'style="fill:{colour};font-size:{_n(size)}px{weight};'
         f'white-space:pre">{escape(words)}</text>'
+    )
+
+
+def shade(x, y, width, height, meaning: str, strength: float, *, edge: str | None = None) -> str:
+    """A box filled as strongly as `strength` says, 0 to 1: a weight, a share. `edge`: a meaning."""
+    stroke = f";stroke:{palette.var(edge)};stroke-width:1" if edge else ""
+    return (
+        f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}" rx="2" '
+        f'style="fill:{palette.var(meaning)};fill-opacity:{strength:.2f}{stroke}"/>'
     )
 
 
@@ -141,6 +153,37 @@ def bar(x, y, length, label: object, meaning: str, *, height: float = 18,
     return rect(x, y, length, height, meaning, filled=not modelled, radius=2) + text(
         x + length + 8, y + height / 2, label
     )
+
+
+def labelled_bar(y, share: float, label: object, meaning: str, *, modelled: bool = True) -> str:
+    """A bar from the left, its words above it: `share` of the width, hollow where modelled."""
+    length = max(1.5, share * (WIDTH - 4))          # never so short that it vanishes
+    return text(0, y + 6, label) + rect(0, y + 18, length, 16, meaning, filled=not modelled,
+                                        radius=2)
+
+
+def legend(y, entries: Sequence[tuple[str, str]], *, step: float = 142) -> str:
+    """What the colours of cells mean: (meaning, words) for each, in one line."""
+    return "".join(
+        rect(i * step, y - 6, 12, 12, meaning) + text(i * step + 18, y, words, size=12)
+        for i, (meaning, words) in enumerate(entries)
+    )
+
+
+# --- words in drawings ---------------------------------------------------------------------
+
+
+def marks(text: str) -> list[str]:
+    """One sign a byte of a text, its blanks and line ends made visible."""
+    return [_MARKS.get(character, character) for character in text]
+
+
+def quantity(value: float) -> str:
+    """A number with its prefix, a unit to follow: 1,234,000 is `1.2 M`."""
+    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:,.1f} {prefix}"
+    return f"{value:,.0f} "
 
 
 def _cell(x, y, size, label, meaning: str | None) -> str:

@@ -1,25 +1,16 @@
-"""Chapter 02: its drawings show the numbers they are given, its notebook holds its exercises."""
+"""Chapter 02: its drawings show the numbers they are given."""
 
-import json
 import math
 import re
-from pathlib import Path
 
 import pytest
 import torch
 
 from minimodel.config import ModelConfig
 from minimodel.lesson import chapter_02, facts
-from minimodel.lesson.exercises.chapter_02 import CHAPTER
 from minimodel.model.attention import rotary_angles
 
 ODD = ModelConfig(hidden_size=36, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=10)
-CHAPTERS = Path(__file__).parents[2] / "chapters"
-
-
-def cells(name: str) -> dict[str, str]:
-    notebook = json.loads((CHAPTERS / name).read_text(encoding="utf-8"))
-    return {cell["id"]: "".join(cell["source"]) for cell in notebook["cells"]}
 
 
 # --- drawings ------------------------------------------------------------------------------
@@ -120,19 +111,3 @@ def test_the_sizes_are_the_registers():
     assert rows["numbers in a row"] == (36, facts.find("P-V310").number)
     assert rows["parameters a token meets"] == (ODD.num_active_parameters(), 37e9)
     assert chapter_02.sizes_figure(ODD).table["toy"] == [ours for ours, _ in rows.values()]
-
-
-# --- the notebook ----------------------------------------------------------------------------
-
-
-def test_the_notebook_holds_every_exercise_as_its_file_has_it():
-    found = cells("02_transformer.ipynb")
-    for exercise in CHAPTER.exercises.values():
-        place = exercise.id.replace(".", "-")
-        assert found[f"exercise-{place}"] == f'exercise("{exercise.id}")'
-        if exercise.check:
-            assert found[f"try-{place}"] == exercise.cell
-
-
-def test_it_begins_as_the_other_chapters_do():
-    assert cells("02_transformer.ipynb")["setup"] == cells("05_kv_cache.ipynb")["setup"]

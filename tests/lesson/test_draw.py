@@ -82,3 +82,37 @@ def test_a_drawing_shows_itself():
     drawing = draw.svg(10, 10, "a box", draw.rect(0, 0, 5, 5, "disk"))
     assert drawing._repr_html_().endswith(drawing)
     assert palette.COLOURS["disk"].dark in drawing._repr_html_()
+
+
+def test_a_shade_is_as_strong_as_its_share():
+    drawing = draw.svg(90, 30, "x", draw.shade(1, 2, 17, 9, "notes", 0.25, edge="grid"))
+    (box,) = elements(drawing, "rect")
+    assert (box.get("width"), box.get("height")) == ("17", "9")
+    style = box.get("style")
+    assert palette.var("notes") in style and "fill-opacity:0.25" in style
+    assert f"stroke:{palette.var('grid')}" in style
+
+
+def test_a_labelled_bar_fills_its_share_of_the_width_and_never_vanishes():
+    drawing = draw.svg(draw.WIDTH, 99, "x", draw.labelled_bar(0, 0.5, "half", "prefill"),
+                       draw.labelled_bar(40, 0, "none", "prefill", modelled=False))
+    hollow, solid = elements(drawing, "rect")
+    assert float(hollow.get("width")) == (draw.WIDTH - 4) / 2
+    assert float(solid.get("width")) > 0
+    assert "fill:none" in hollow.get("style") and "fill:none" not in solid.get("style")
+    assert [word.text for word in elements(drawing, "text")] == ["half", "none"]
+
+
+def test_a_legend_names_each_colour():
+    drawing = draw.svg(400, 30, "x", draw.legend(9, [("notes", "read"), ("decode", "new")]))
+    assert [word.text for word in elements(drawing, "text")] == ["read", "new"]
+    first, second = elements(drawing, "rect")
+    assert palette.var("notes") in first.get("style") and palette.var("decode") in second.get(
+        "style")
+    assert float(second.get("x")) - float(first.get("x")) == 142
+
+
+def test_blanks_and_numbers_can_be_read():
+    assert draw.marks("a b\n") == ["a", "␣", "b", "↵"]
+    assert [draw.quantity(n) for n in (7, 1_234, 1_234_000, 2.5e9, 3e12)] == [
+        "7 ", "1.2 k", "1.2 M", "2.5 G", "3.0 T"]

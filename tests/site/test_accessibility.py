@@ -1,7 +1,5 @@
 """Everyone can read and work the site: axe-core finds no fault, and a keyboard is enough."""
 
-from dataclasses import dataclass
-
 import pytest
 from vendor import axe_script
 
@@ -13,45 +11,17 @@ OTHER_PAGES = ["search", "genindex"]
 # On a phone the bars fold away and tables scroll: these pages hold one of each thing there is.
 ON_A_PHONE = ["book/index", "book/facts", "chapters/02_transformer", "chapters/05_kv_cache"]
 
-
-@dataclass(frozen=True)
-class Known:
-    """A fault of a library's markup that a style sheet cannot mend: one rule, at one selector."""
-
-    rule: str
-    selector: str
-    page: str           # where it can be seen
-    why: str
-
-
-KNOWN = [
-    Known("label-content-name-mismatch", "button.search-button-field", "book/index",
-          "the theme names it Search, and shows the shortcut, Ctrl+K, too"),
-    Known("label-content-name-mismatch", "button.theme-switch-button", "book/index",
-          "the theme names it Color mode, and titles its three drawings, of which one is shown"),
-    Known("label-content-name-mismatch", "summary[aria-label='Toggle hidden content']",
-          "chapters/05_kv_cache", "MyST-NB names folded code so, whatever its own words are"),
-    Known("aria-deprecated-role", "div.citation[role=doc-biblioentry]", "book/references",
-          "docutils gives each entry of a bibliography this role of an older ARIA"),
-    Known("aria-required-children", "div.citation-list[role=list]", "book/references",
-          "docutils: a list may not hold entries of that role"),
-]
-
 # What is folded away has to pass as well.
 UNFOLD = "document.querySelectorAll('details').forEach(fold => fold.open = true)"
 # Gives [rule, help, address of the rule, [[the element's markup, what is wrong], ...]] for each
-# rule broken; elements that `known` ([[rule, selector], ...]) names are left out.
-# What moves is first brought to its end: a fold that fades in is judged as the reader will see it.
-EXAMINE = """async ([levels, known]) => {
+# rule broken. What moves is first brought to its end: a fold that fades in is judged as the
+# reader will see it.
+EXAMINE = """async levels => {
   for (const motion of document.getAnimations()) { try { motion.finish() } catch (endless) {} }
   const found = await axe.run(document, {runOnly: levels, resultTypes: ['violations'],
                                          elementRef: true});
-  const isKnown = (rule, element) =>
-    known.some(([name, selector]) => name == rule && element.matches(selector));
   return found.violations.map(fault => [fault.id, fault.help, fault.helpUrl,
-    fault.nodes.filter(node => !isKnown(fault.id, node.element))
-               .map(node => [node.element.outerHTML.slice(0, 300), node.failureSummary ?? ''])
-  ]).filter(fault => fault[3].length)}"""
+    fault.nodes.map(node => [node.element.outerHTML.slice(0, 300), node.failureSummary ?? ''])])}"""
 
 
 @pytest.fixture(scope="session")
@@ -63,9 +33,9 @@ def axe() -> str:
 def examine(axe):
     """A function that gives the faults of a page as text, by rule."""
 
-    def examine_it(page, known=tuple(KNOWN)) -> dict[str, str]:
+    def examine_it(page) -> dict[str, str]:
         page.evaluate(axe)
-        broken = page.evaluate(EXAMINE, [LEVELS, [[k.rule, k.selector] for k in known]])
+        broken = page.evaluate(EXAMINE, LEVELS)
         return {rule: f"{rule}: {text} ({len(elements)} times; {url})\n"
                       f"  first: {elements[0][0]}\n  {elements[0][1]}"
                 for rule, text, url, elements in broken}
@@ -133,14 +103,6 @@ def test_planted_faults_are_found(open_page, examine):
     faults = examine(page)
     assert set(faults) == {"color-contrast", "image-alt"}
     assert "Too faint to read." in faults["color-contrast"]
-
-
-@pytest.mark.parametrize("known", KNOWN, ids=lambda known: f"{known.rule}-{known.selector}")
-def test_known_faults_are_still_there(unfolded, examine, known):
-    """An exception that excuses nothing any more goes."""
-    page = unfolded(known.page, "wide", "light")
-    others = [other for other in KNOWN if other != known]
-    assert set(examine(page, others)) == {known.rule}, f"mended? take it off the list: {known}"
 
 
 # --- the keyboard alone --------------------------------------------------------------------

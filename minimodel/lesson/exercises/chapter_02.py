@@ -1,14 +1,13 @@
-"""The exercises of chapter 02. Odd sizes everywhere, so that a transposed answer fails."""
+"""The exercises of chapter 02."""
 
 import math
 
 import torch
 
-from minimodel.config import ModelConfig
+from minimodel.lesson.exercises.common import odd_model, random_numbers, random_tokens, tensor_in
 from minimodel.lesson.exercises.engine import (
     Chapter,
     Exercise,
-    NotAnAnswer,
     Verdict,
     function_in,
     number_in,
@@ -16,50 +15,6 @@ from minimodel.lesson.exercises.engine import (
     wrong,
 )
 from minimodel.model.batch import Batch
-from minimodel.model.train import initialize
-from minimodel.model.transformer import Transformer
-
-ODD = ModelConfig(
-    hidden_size=36,
-    num_layers=3,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=10,
-    dense_size=28,
-    num_experts=5,
-    experts_per_token=2,
-    expert_size=22,
-)
-
-
-def odd_model(seed: int = 2) -> Transformer:
-    """A small model with random weights, in float64, large enough to prefer some bytes."""
-    torch.manual_seed(seed)
-    model = Transformer(ODD)
-    initialize(model)
-    with torch.no_grad():
-        model.lm_head.weight.mul_(30)   # random weights alone hardly prefer one byte to another
-    return model.double().eval()
-
-
-def numbers(*shape: int, seed: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
-def random_tokens(count: int, seed: int) -> list[int]:
-    return torch.randint(0, 256, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def tensor_in(found: object, shape: tuple[int, ...], what: str) -> torch.Tensor:
-    """What the reader's function returned, if it is a tensor of the shape asked for."""
-    if not isinstance(found, torch.Tensor):
-        raise NotAnAnswer(f"{what} should be a tensor; this is a {type(found).__name__}.")
-    if tuple(found.shape) != shape:
-        raise NotAnAnswer(f"{what} should have the shape {list(shape)}; this one has "
-                          f"{list(found.shape)}.")
-    return found
-
 
 # --- 2.1 -------------------------------------------------------------------------------
 
@@ -110,7 +65,7 @@ EPS = 0.5      # large, so that its place under the root shows
 
 def check_norm(answer: object) -> Verdict:
     norm = function_in(answer)
-    x, weight = numbers(5, 7, seed=1) * 3 + 2, numbers(7, seed=2)
+    x, weight = random_numbers(5, 7, seed=1) * 3 + 2, random_numbers(7, seed=2)
     found = tensor_in(norm(x.clone(), weight, EPS), (5, 7), "The normalised rows")
     expected = x / (x.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * weight
     if torch.allclose(found, expected / weight):
@@ -196,8 +151,8 @@ def check_sharing(answer: object) -> Verdict:
     mix = function_in(answer)
     for heads, kv_heads in ((6, 2), (12, 3)):
         share = heads // kv_heads
-        q = numbers(heads, 5, 7, seed=3)
-        k, v = numbers(kv_heads, 5, 7, seed=4), numbers(kv_heads, 5, 7, seed=5)
+        q = random_numbers(heads, 5, 7, seed=3)
+        k, v = random_numbers(kv_heads, 5, 7, seed=4), random_numbers(kv_heads, 5, 7, seed=5)
         found = tensor_in(mix(q, k, v), (heads, 5, 7), "The mixed values")
         for head, row in ((head, row) for head in range(heads) for row in range(5)):
             keys, values = k[head // share, :row + 1], v[head // share, :row + 1]
@@ -338,7 +293,7 @@ answer = 2 * 2_000_000 / one_look - 1""",
 
 
 def check_surprise(answer: object) -> Verdict:
-    surprise, model = function_in(answer), odd_model()
+    surprise, model = function_in(answer), odd_model(seed=2, contrast=30)
     for prompt_length, count, seed in ((9, 5, 1), (1, 3, 2), (14, 1, 3)):
         prompt, text = random_tokens(prompt_length, seed), random_tokens(count, seed + 50)
         whole = torch.tensor(prompt + text)

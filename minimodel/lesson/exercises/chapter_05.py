@@ -1,14 +1,20 @@
-"""The exercises of chapter 05. Odd sizes everywhere, so that a transposed answer fails."""
+"""The exercises of chapter 05."""
 
 import torch
 
 from minimodel.cache.dense import DenseCache
-from minimodel.config import ModelConfig
 from minimodel.engine.generate import generate_without_cache
+from minimodel.lesson.exercises.common import (
+    ODD,
+    CountingModel,
+    first_difference,
+    odd_model,
+    pair_in,
+    random_tokens,
+)
 from minimodel.lesson.exercises.engine import (
     Chapter,
     Exercise,
-    NotAnAnswer,
     Verdict,
     function_in,
     number_in,
@@ -16,43 +22,6 @@ from minimodel.lesson.exercises.engine import (
     wrong,
 )
 from minimodel.model.batch import Batch
-from minimodel.model.train import initialize
-from minimodel.model.transformer import Transformer
-
-ODD = ModelConfig(
-    hidden_size=36,
-    num_layers=3,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=10,
-    dense_size=28,
-    num_experts=5,
-    experts_per_token=2,
-    expert_size=22,
-)
-
-
-def odd_model(seed: int = 5) -> Transformer:
-    """A small model with random weights, in float64: near ties cannot flip a token."""
-    torch.manual_seed(seed)
-    model = Transformer(ODD)
-    initialize(model)  # weights as before training: large enough for attention to matter
-    return model.double().eval()
-
-
-def random_tokens(count: int, seed: int) -> list[int]:
-    return torch.randint(0, 256, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def pair_in(answer: object) -> tuple[float, float]:
-    try:
-        first, second = answer
-    except (TypeError, ValueError):
-        raise NotAnAnswer("Two numbers are asked for here, as in (100, 10).") from None
-    if first is ... or second is ...:
-        raise NotAnAnswer("There is nothing to check yet: put two numbers where the dots are.")
-    return number_in(first), number_in(second)
-
 
 # --- 5.1 -------------------------------------------------------------------------------
 
@@ -252,27 +221,16 @@ GROWING = Exercise(
 # --- 5.4 -------------------------------------------------------------------------------
 
 
-class CountingModel:
-    """A model that counts the rows it computes."""
-
-    def __init__(self, model: Transformer):
-        self.model, self.config, self.rows = model, model.config, 0
-
-    def __call__(self, tokens, batch, kv=None, positions=None):
-        self.rows += len(tokens)
-        return self.model(tokens, batch, kv, positions)
-
-
 def check_positions(answer: object) -> Verdict:
     answer_with_notes, count = function_in(answer), 8
     for prompt_length, seed in ((23, 1), (9, 2), (1, 3)):
-        model, prompt = CountingModel(odd_model()), random_tokens(prompt_length, seed)
+        model, prompt = CountingModel(odd_model(seed=5)), random_tokens(prompt_length, seed)
         expected = generate_without_cache(model.model, prompt, count, stop_ids=())
         cache = DenseCache(ODD, capacity=prompt_length + count, dtype=torch.float64)
         with torch.inference_mode():
             found = list(answer_with_notes(model, prompt, cache, count))
         if found != expected:
-            return wrong(first_difference(prompt_length, found, expected))
+            return wrong(where_it_leaves(prompt_length, found, expected))
         if model.rows != prompt_length + count - 1:
             return wrong(
                 f"The tokens are right, but {model.rows} rows were computed for a prompt of "
@@ -285,16 +243,15 @@ def check_positions(answer: object) -> Verdict:
     )
 
 
-def first_difference(prompt_length: int, found: list, expected: list[int]) -> str:
+def where_it_leaves(prompt_length: int, found: list, expected: list[int]) -> str:
     """Where an answer leaves the slow one, and what to look at."""
-    pairs = zip(found, expected, strict=False)
-    same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(found), len(expected)))
+    place = first_difference(found, expected)
     tokens = "token" if prompt_length == 1 else "tokens"
     where = (
         f"With a prompt of {prompt_length} {tokens} the answer differs from the slow one at token "
-        f"{same + 1} of {len(expected)}."
+        f"{place + 1} of {len(expected)}."
     )
-    if same == 0:
+    if place == 0:
         return f"{where} The very first step is wrong: which positions do the prompt's rows have?"
     return f"{where} The prompt is right, so look at where the rows after it believe they stand."
 
@@ -341,7 +298,7 @@ POSITIONS = Exercise(
 
 
 def check_ask_again(answer: object) -> Verdict:
-    ask, model = function_in(answer), odd_model()
+    ask, model = function_in(answer), odd_model(seed=5)
     for number, (length, leftover, asked) in enumerate(((31, 0, 6), (31, 9, 11), (24, 5, 3))):
         document = random_tokens(length, seed=70 + length)
         question = random_tokens(asked, seed=10 + number)
@@ -406,8 +363,143 @@ ASK_AGAIN = Exercise(
 
 # --- 5.6 -------------------------------------------------------------------------------
 
-WHY_NOT_QUERIES = Exercise(
+
+def check_fetching(answer: object) -> Verdict:
+    value = number_in(answer)
+    if abs(value - 9_999) <= 2:
+        return right(
+            "About 10,000 tokens. Fetching costs every token the same, computing costs it more the "
+            "longer the text is: so a slow store loses on short prompts and wins on long ones. "
+            "Smaller notes move the border down. Chapter 11 builds such a store."
+        )
+    if abs(value - 4_999) <= 2:
+        return wrong(
+            "At that length the *last* token takes longer to compute than to fetch. But over the "
+            "whole text a token looks at half the length on average."
+        )
+    if abs(value - 40_000) <= 2:
+        return wrong(
+            "That compares the looking alone with the disk; the other 3 billion operations of a "
+            "token take time too."
+        )
+    return wrong(
+        f"{value:,.0f} is not it. A token takes 40 microseconds to fetch and 30 to compute before "
+        "it looks at anything: how much looking fills the difference?"
+    )
+
+
+FETCHING = Exercise(
     id="5.6",
+    kind="check",
+    title="Fetch or compute again?",
+    prompt="Notes can be kept on a disk and fetched when the same text comes again; or they are "
+    "computed again. A model notes 60,000 bytes a token, and its disk delivers 1.5 GB a second. To "
+    "compute a token takes 3 billion operations, and 200,000 more for every token it looks at, "
+    "itself included; the machine does 100 trillion (1e14) of them a second. From what length of "
+    "the text on is fetching faster? Two tokens more or less do not matter.",
+    starter="answer = ...",
+    check=check_fetching,
+    hints=(
+        "Write down the microseconds a token: to fetch it, and to compute it in a text of n "
+        "tokens, where it looks at (n + 1) / 2 on average.",
+        "Set 30 + 0.002 x (n + 1) / 2 equal to 40.",
+    ),
+    solution="""fetch_s = 60_000 / 1.5e9           # a token
+compute_s = 3e9 / 1e14             # a token, without looking
+look_s = 200_000 / 1e14            # a token, at one token
+answer = 2 * (fetch_s - compute_s) / look_s - 1""",
+)
+
+
+# --- 5.7 -------------------------------------------------------------------------------
+
+
+def check_together(answer: object) -> Verdict:
+    answer_all, count = function_in(answer), 6
+    for lengths in ((9, 4, 15), (3, 11)):
+        prompts = [random_tokens(length, seed=length) for length in lengths]
+        model = CountingModel(odd_model(seed=5, contrast=30))
+        expected = [generate_without_cache(model.model, prompt, count, stop_ids=())
+                    for prompt in prompts]
+        cache = DenseCache(ODD, capacity=30, num_sequences=len(prompts), dtype=torch.float64)
+        with torch.inference_mode():
+            found = [list(one) for one in answer_all(model, list(map(list, prompts)), cache, count)]
+        if problem := what_differs(lengths, found, expected):
+            return wrong(problem)
+        rows = sum(lengths) + len(lengths) * (count - 1)
+        if (model.forwards, model.rows) != (count, rows):
+            return wrong(
+                f"The tokens are right. For prompts of {name_all(lengths)} tokens it took "
+                f"{model.forwards} forwards and {model.rows} rows; {count} and {rows} will do: one "
+                "forward a step, for all texts."
+            )
+    return right(
+        "Each text got the tokens that it gets alone, and no row was wasted. Rows lie flat behind "
+        "one another here, so lengths need not match. Chapter 09 builds its scheduler on this."
+    )
+
+
+def what_differs(lengths: tuple[int, ...], found: list, expected: list) -> str | None:
+    """The first answer that is not the one its prompt gets alone, in a sentence."""
+    if len(found) != len(expected):
+        return f"{len(expected)} prompts came, but the answers returned are {len(found)}."
+    for length, ours, alone in zip(lengths, found, expected, strict=True):
+        if first_difference(ours, alone) is not None:
+            return (f"Among prompts of {name_all(lengths)} tokens, the one of {length} does not "
+                    "get the answer that it gets alone. What do its notes hold that it never said?")
+    return None
+
+
+def name_all(lengths: tuple[int, ...]) -> str:
+    return ", ".join(map(str, lengths[:-1])) + f" and {lengths[-1]}"
+
+
+TOGETHER = Exercise(
+    id="5.7",
+    kind="code",
+    title="Texts of different lengths, together",
+    prompt="Several prompts can share each forward: the cache has a sequence for each, and `batch` "
+    "takes one count of new rows for each. This version answers them all in step. But it first "
+    "makes the prompts equally long, as libraries that want rectangles do, and all but the longest "
+    "get wrong answers. Mend it. (`logits` has one row for each text: that of its last token.)",
+    starter="""def answer_all(model, prompts, cache, count):
+    longest = max(len(prompt) for prompt in prompts)
+    new = [[0] * (longest - len(prompt)) + prompt
+           for prompt in prompts]
+    answers = [[] for _ in prompts]
+    for _ in range(count):
+        batch = cache.batch([len(rows) for rows in new])
+        flat = torch.tensor([t for rows in new for t in rows])
+        logits = model(flat, batch, cache)
+        cache.commit(batch)
+        new = [[best] for best in logits.argmax(-1).tolist()]
+        answers = [a + rows for a, rows in zip(answers, new)]
+    return answers""",
+    answer="answer_all",
+    check=check_together,
+    hints=(
+        "The zeros that fill a short prompt up are tokens like any other: they are noted, and "
+        "looked at.",
+        "Must `flat` be a rectangle? `batch` knows where one text ends and the next begins.",
+    ),
+    solution="""def answer_all(model, prompts, cache, count):
+    new = prompts
+    answers = [[] for _ in prompts]
+    for _ in range(count):
+        batch = cache.batch([len(rows) for rows in new])
+        flat = torch.tensor([t for rows in new for t in rows])
+        logits = model(flat, batch, cache)
+        cache.commit(batch)
+        new = [[best] for best in logits.argmax(-1).tolist()]
+        answers = [a + rows for a, rows in zip(answers, new)]
+    return answers""",
+)
+
+
+# --- 5.8 -------------------------------------------------------------------------------
+
+WHY_NOT_QUERIES = Exercise(
+    id="5.8",
     kind="think",
     title="What else could one keep?",
     prompt="We keep keys and values. Why not the queries? And why not the one vector that key and "
@@ -428,6 +520,6 @@ WHY_NOT_QUERIES = Exercise(
 CHAPTER = Chapter(
     5,
     "Notes: the KV cache",
-    [ROWS, BYTES, GROWING, POSITIONS, ASK_AGAIN, WHY_NOT_QUERIES],
+    [ROWS, BYTES, GROWING, POSITIONS, ASK_AGAIN, FETCHING, TOGETHER, WHY_NOT_QUERIES],
     given="import torch",
 )
