@@ -108,7 +108,9 @@ SHARED = Recipe(
     config=ModelConfig(kv_source_layers=(0, 1, 2, 2)), start_from="toy", seed=1,
     stages=(Stage(512, 250, rate_from=0.4, rate_to=0.4),
             Stage(1024, 300, rate_from=0.4, rate_to=0.2),
-            Stage(2048, 200, rate_from=0.2, rate_to=0.01, bias_rate=0.002)))
+            Stage(2048, 200, rate_from=0.2, rate_to=0.01, bias_rate=0.002),
+            Stage(1024, 400, rate_from=0.3, rate_to=0.15, bias_rate=0.004),
+            Stage(2048, 300, rate_from=0.15, rate_to=0.01, bias_rate=0.002)))
 
 SMALL = Recipe(
     config=ModelConfig(hidden_size=96, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=24,

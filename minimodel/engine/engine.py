@@ -1,0 +1,225 @@
+"""The engine: plan, forward, commit, again and again, until nobody waits.
+
+    plan      the scheduler says who computes how many tokens
+    forward   the model computes them all in one call and notes their entries in their blocks
+    commit    the scheduler counts them and lets go of who is done
+
+Every step leaves a record: who was in it, with how many tokens, and how long it took. The
+clock is passed in, so that a test, or a simulator, can do without real time.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from operator import index
+
+import torch
+
+from ..cache.blocks import BlockPool
+from ..cache.paged import PagedCache
+from ..model.batch import Batch
+from ..model.transformer import Transformer
+from ..pricing import Usage
+from .request import Request, Sampling, State
+from .sampling import sample
+from .scheduler import Limits, Scheduler, StepPlan, Work
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one request had in a step: `kind` is prefill or decode."""
+
+    request_id: str
+    kind: str
+    computed: int
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    number: int
+    started_s: float
+    ended_s: float
+    shares: tuple[Share, ...]
+    preempted: tuple[str, ...]
+    finished: tuple[str, ...]
+    num_waiting: int
+    blocks_held: int
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(share.num_tokens for share in self.shares)
+
+
+class Engine:
+    """Serves requests with one model and one paged cache, several at a time."""
+
+    def __init__(self, model: Transformer, cache: PagedCache, limits: Limits | None = None,
+                 clock: Callable[[], float] = time.perf_counter, keep_records: int = 100_000):
+        cache.require(model.config, model.embed_tokens.weight.dtype)
+        self.model, self.cache, self.clock = model, cache, clock
+        limits = limits or Limits(context=model.config.context)
+        limits = replace(limits, context=min(limits.context, model.config.context))
+        self.pool = BlockPool(len(cache.blocks), cache.block_size)
+        self.scheduler = Scheduler(self.pool, limits, cache.copy)
+        self.requests: dict[str, Request] = {}          # those that are not finished
+        self.records: deque[StepRecord] = deque(maxlen=keep_records)
+        self.num_steps = self.num_submitted = 0
+
+    # --- requests -------------------------------------------------------------------------
+
+    def submit(self, prompt: Sequence[int], sampling: Sampling | None = None, *,
+               num_answers: int = 1) -> Request:
+        """Let a request wait. One that could never be served comes back finished, as rejected.
+
+        Raises ValueError for a token that the model does not have, and for no answer at all.
+        """
+        prompt = tuple(map(index, prompt))              # of a tensor, too: plain numbers
+        outside = [token for token in prompt if not 0 <= token < self.model.config.vocab_size]
+        if outside:
+            raise ValueError(f"token id {outside[0]} is outside the vocabulary of "
+                             f"{self.model.config.vocab_size}: make prompts with "
+                             "minimodel.tokenizer.encode")
+        if num_answers < 1:
+            raise ValueError(f"num_answers={num_answers} must be at least 1")
+        request = Request(str(self.num_submitted), prompt, sampling or Sampling(),
+                          num_answers, self.clock())
+        self.num_submitted += 1
+        self.scheduler.add(request)
+        if request.state is not State.FINISHED:
+            self.requests[request.id] = request
+        return request
+
+    def abort(self, request_id: str) -> None:
+        """Stop a request and all its answers. One that is not here (any more) is no error."""
+        if (request := self.requests.get(request_id)) is not None:
+            for answer in request.answers:
+                self.scheduler.abort(answer)
+            self._forget_finished()
+
+    def _forget_finished(self) -> None:
+        self.requests = {key: request for key, request in self.requests.items()
+                         if any(answer.state is not State.FINISHED for answer in request.answers)}
+
+    # --- steps ----------------------------------------------------------------------------
+
+    def step(self) -> StepRecord | None:
+        """One step of all who can take part. None if there is nothing to do."""
+        started_s = self.clock()
+        plan = self.scheduler.plan()
+        if not plan.work:
+            return None
+        shares = tuple(Share(work.request.id, work.kind, work.computed, work.num_tokens)
+                       for work in plan.work)
+        sampled = self._forward(plan)
+        finished = self.scheduler.commit(plan, sampled, self.clock())
+        self._forget_finished()
+        record = StepRecord(
+            self.num_steps, started_s, self.clock(), shares,
+            tuple(request.id for request in plan.preempted),
+            tuple(request.id for request in finished),
+            len(self.scheduler.waiting), self.pool.num_blocks - len(self.pool.free))
+        self.records.append(record)
+        self.num_steps += 1
+        return record
+
+    @torch.inference_mode()
+    def _forward(self, plan: StepPlan) -> dict[str, list[int]]:
+        """Compute a plan's tokens; the next tokens of each request whose work ends."""
+        # Rows of one kind side by side, in order of length: the batch has fewer parts.
+        works = sorted(plan.work, key=lambda work: (work.num_tokens, work.computed))
+        tokens = [token for work in works for token in work.request.tokens(
+            work.computed, work.computed + work.num_tokens)]
+        batch = self._batch(works)
+        notes = self.cache.step([work.request.table for work in works], batch)
+        logits = self.model(torch.tensor(tokens), batch, notes)
+        ending = [work.request for work in works if work.ends]
+        return dict(zip((request.id for request in ending), choose(logits, ending), strict=True))
+
+    def _batch(self, works: Sequence[Work]) -> Batch:
+        wanted, row = [], 0
+        for work in works:
+            row += work.num_tokens
+            if work.ends:
+                wanted.append(row - 1)
+        return Batch(new=[work.num_tokens for work in works],
+                     past=[work.computed for work in works], wanted=wanted)
+
+    # --- the simple uses ------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Step until nobody waits or runs."""
+        while self.step() is not None:
+            pass
+
+    def generate(self, prompts: Sequence[Sequence[int]],
+                 sampling: Sampling | None = None) -> list[list[int]]:
+        """The answers to some prompts, served together. Raises ValueError for a rejected one.
+
+        Whatever goes wrong, none of them stays behind in the engine.
+        """
+        requests = []
+        try:
+            for prompt in prompts:
+                requests.append(self._accepted(prompt, sampling))
+            self.run()
+        finally:
+            for request in requests:
+                self.abort(request.id)
+        return [request.output for request in requests]
+
+    def stream(self, prompt: Sequence[int], sampling: Sampling | None = None) -> Iterator[int]:
+        """An answer's tokens as they are written; who stops listening aborts the request."""
+        request = self._accepted(prompt, sampling)
+        seen = 0
+        try:
+            while seen < len(request.output) or request.state is not State.FINISHED:
+                if seen == len(request.output):
+                    self.step()
+                else:                                   # others may step while this one waits
+                    yield request.output[seen]
+                    seen += 1
+        finally:
+            self.abort(request.id)
+
+    def _accepted(self, prompt: Sequence[int], sampling: Sampling | None) -> Request:
+        request = self.submit(prompt, sampling)
+        if request.state is State.FINISHED:
+            raise ValueError(request.reason)
+        return request
+
+    # --- looking --------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise AssertionError where the engine's parts do not agree."""
+        self.scheduler.check()
+        known = {id(answer) for request in self.requests.values() for answer in request.answers}
+        served = [*self.scheduler.waiting, *self.scheduler.running]
+        assert all(id(request) in known for request in served), "someone unknown is served"
+
+    def stats(self) -> dict[str, int]:
+        return {"steps": self.num_steps, **self.scheduler.stats()}
+
+
+def choose(logits: torch.Tensor, requests: Sequence[Request]) -> list[list[int]]:
+    """The next tokens of each request, from logits [requests, vocabulary].
+
+    One token each; where several answers start from one prompt, one for each of them.
+    """
+    best = logits.argmax(-1).tolist()
+    return [[best[row]] if request.sampling.temperature == 0 and request.num_answers == 1
+            else [sample(logits[row], answer, len(request.output))
+                  for answer in samplings(request)]
+            for row, request in enumerate(requests)]
+
+
+def samplings(request: Request) -> list[Sampling]:
+    """How each answer that starts now is sampled: seeds count up from the request's own."""
+    return [request.sampling.of_answer(i) for i in range(request.num_answers)]
+
+
+def usage(request: Request) -> Usage:
+    """What a request is billed for, all its answers together: nothing was remembered."""
+    written = sum(len(answer.output) for answer in request.answers)
+    return Usage(0, len(request.prompt) if written else 0, written)

@@ -1,0 +1,257 @@
+"""The scheduler: who computes how many tokens in the next step. No tensors, no clock of its own.
+
+A step has a budget of tokens. `plan` hands it out:
+
+1. to running requests first, in the order in which they were admitted: each gets what
+   remains to be computed, as far as the budget goes. One that decodes takes one token; one
+   that still reads its prompt takes a chunk of it. There is no other difference.
+2. A request whose blocks are full takes another. If none is free, the request that was
+   admitted last gives all of its blocks back and waits (it is *preempted*), until there is
+   room, or until it is the one that was asking.
+3. What is left of the budget goes to waiting requests, first come first served. One is
+   admitted if all it has to compute now fits in free blocks, with a few to spare for those
+   that run: so it is not sent away again at once.
+
+Then the model runs, and `commit` counts the tokens as computed, adds those that were sampled,
+and lets finished requests go. Nothing is counted before: a step that fails in between can
+simply be planned again. After vLLM's scheduler, which has no prefill phase either.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..cache.blocks import BlockPool
+from .request import Request, State
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a step may hold. `spare_blocks` stay free when a request is admitted beside others."""
+
+    max_tokens_per_step: int = 512
+    max_running: int = 64
+    spare_blocks: int = 2
+    context: int = 8_192
+
+    def __post_init__(self):
+        for name, least in (("max_tokens_per_step", 1), ("max_running", 1), ("spare_blocks", 0),
+                            ("context", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
+
+
+@dataclass(frozen=True)
+class Work:
+    """One request's share of a step: `num_tokens` tokens from `computed` on.
+
+    `kind` is prefill or decode, a name for readers: the scheduler treats both alike. `ends` says
+    that nothing remains after it, so that a token can be sampled.
+    """
+
+    request: Request
+    computed: int
+    num_tokens: int
+    kind: str
+    ends: bool
+
+    @classmethod
+    def of(cls, request: Request, num_tokens: int) -> "Work":
+        return cls(request, request.computed, num_tokens,
+                   kind="decode" if request.is_decoding else "prefill",
+                   ends=num_tokens == request.remaining)
+
+
+@dataclass
+class StepPlan:
+    work: list[Work] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
+    admitted: list[Request] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(work.num_tokens for work in self.work)
+
+
+class Scheduler:
+    """`copy(source, target)` copies a block's notes, when an answer must own what it writes to."""
+
+    def __init__(self, pool: BlockPool, limits: Limits | None = None,
+                 copy: Callable[[int, int], None] = lambda source, target: None):
+        self.pool, self.limits, self.copy = pool, limits or Limits(), copy
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.num_preempted = 0
+
+    # --- coming and going -----------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Let a new request wait, or finish it as rejected if it could never be served."""
+        if (problem := self._never_fits(request)) is not None:
+            self._finish(request, f"rejected: {problem}")
+            return
+        request.move(State.WAITING)
+        self.waiting.append(request)
+
+    def _never_fits(self, request: Request) -> str | None:
+        room = self.pool.num_blocks * self.pool.block_size
+        if not request.prompt:
+            return "the prompt is empty; give at least one token"
+        if len(request.prompt) + request.sampling.max_tokens > self.limits.context:
+            return (f"{len(request.prompt)} tokens of prompt and {request.sampling.max_tokens} of "
+                    f"answer go beyond the context of {self.limits.context}; shorten either")
+        if request.longest > room:
+            return (f"it may need notes for {request.longest} tokens and all {self.pool.num_blocks}"
+                    f" blocks together hold {room}; shorten it or give the cache more blocks")
+        if request.num_answers > self.limits.max_running:
+            return (f"{request.num_answers} answers at a time are over the limit of "
+                    f"{self.limits.max_running} running requests; ask for fewer")
+        return None
+
+    def abort(self, request: Request) -> None:
+        """Finish a request now, in whatever state it is. A finished one stays as it is."""
+        if request.state is not State.FINISHED:
+            self._finish(request, "aborted")
+
+    def _finish(self, request: Request, reason: str) -> None:
+        """The one way out: off every list, blocks given back."""
+        request.move(State.FINISHED)
+        if request in self.waiting:
+            self.waiting.remove(request)
+        if request in self.running:
+            self.running.remove(request)
+        self._give_back(request)
+        request.reason = reason
+
+    def _give_back(self, request: Request) -> None:
+        if request.table is not None:
+            self.pool.release(request.table)
+            request.table = None
+
+    # --- planning -------------------------------------------------------------------------
+
+    def plan(self) -> StepPlan:
+        """The next step's work. Blocks are taken for it; no token counts as computed yet."""
+        plan = StepPlan()
+        self._plan_running(plan)
+        if not plan.preempted:              # who has just sent one away does not invite another
+            self._plan_waiting(plan)
+        return plan
+
+    def _plan_running(self, plan: StepPlan) -> None:
+        for request in list(self.running):
+            num_tokens = min(request.remaining, self.limits.max_tokens_per_step - plan.num_tokens)
+            if num_tokens == 0:                 # of the budget: something always remains
+                return
+            while request.state is State.RUNNING and not self._make_room(request, num_tokens):
+                self._preempt(self.running[-1], plan)
+            if request.state is State.RUNNING:
+                plan.work.append(Work.of(request, num_tokens))
+
+    def _make_room(self, request: Request, num_tokens: int) -> bool:
+        """Give the request blocks for its next tokens, its own to write to, if there are any."""
+        end = request.computed + num_tokens
+        while len(request.table) < self.pool.blocks_for(end):
+            if not self.pool.grow(request.table):
+                return False
+        first = request.computed // self.pool.block_size
+        return all(self.pool.writable(request.table, place, self.copy)
+                   for place in range(first, self.pool.blocks_for(end)))
+
+    def _preempt(self, request: Request, plan: StepPlan) -> None:
+        """Take a running request's blocks; it goes to the front of those who wait."""
+        self._give_back(request)
+        self.running.remove(request)
+        request.computed = 0
+        request.num_preempted += 1
+        self.num_preempted += 1
+        request.move(State.WAITING)
+        self.waiting.appendleft(request)
+        plan.preempted.append(request)
+
+    def _plan_waiting(self, plan: StepPlan) -> None:
+        while self.waiting:
+            request, budget = self.waiting[0], self.limits.max_tokens_per_step - plan.num_tokens
+            slots = sum(other.num_answers for other in self.running) + request.num_answers
+            if budget == 0 or slots > self.limits.max_running or not self._admit(request):
+                return
+            self.waiting.popleft()
+            self.running.append(request)
+            plan.admitted.append(request)
+            plan.work.append(Work.of(request, min(request.remaining, budget)))
+
+    def _admit(self, request: Request) -> bool:
+        """Give a waiting request blocks for all it has to compute now, or none at all."""
+        needed = self.pool.blocks_for(request.total)
+        spare = self.limits.spare_blocks if self.running else 0
+        if needed + spare > len(self.pool.free):
+            return False
+        request.table = self.pool.admit([], needed)
+        request.move(State.RUNNING)
+        return True
+
+    # --- counting -------------------------------------------------------------------------
+
+    def commit(self, plan: StepPlan, sampled: Mapping[str, Sequence[int]],
+               now_s: float) -> list[Request]:
+        """Count a step's work. `sampled` holds the tokens of each request whose work ends.
+
+        Returns who finished. A request that was aborted meanwhile is passed over.
+        """
+        finished = []
+        for work in plan.work:
+            request = work.request
+            if request.state is not State.RUNNING:
+                continue
+            if work.computed != request.computed:
+                raise ValueError(f"request {request.id} was planned at {work.computed} tokens and "
+                                 f"has computed {request.computed}: commit each plan once")
+            request.computed += work.num_tokens
+            if work.ends:
+                finished += self._write(request, sampled[request.id], now_s)
+        return finished
+
+    def _write(self, request: Request, tokens: Sequence[int], now_s: float) -> list[Request]:
+        """Add one token to each answer; further answers to the same prompt begin here."""
+        answers = [request, *(self._fork(request, i) for i in range(1, request.num_answers))]
+        request.num_answers = 1
+        finished = []
+        for answer, token in zip(answers, tokens, strict=True):
+            answer.write(token, now_s)
+            if answer.reason is not None:
+                self._finish(answer, answer.reason)
+                finished.append(answer)
+        return finished
+
+    def _fork(self, request: Request, number: int) -> Request:
+        twin = request.fork(number)
+        twin.table = self.pool.fork(request.table)
+        self.running.append(twin)
+        return twin
+
+    # --- looking --------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.waiting and not self.running
+
+    def check(self) -> None:
+        """Raise AssertionError where lists, states, tables and the pool do not agree."""
+        self.pool.check()
+        for requests, state in ((self.waiting, State.WAITING), (self.running, State.RUNNING)):
+            for request in requests:
+                request.check()
+                assert request.state is state, f"{request.id} is {request.state} among {state}"
+        everyone = [*self.waiting, *self.running]
+        assert len({id(request) for request in everyone}) == len(everyone), "someone is here twice"
+        assert len(self.running) <= self.limits.max_running, "more run than may"
+        tables = {id(request.table) for request in self.running}
+        assert tables == {id(table) for table in self.pool.tables}, (
+            "the pool lends tables to others than those who run")
+        for request in self.running:
+            room = len(request.table) * self.pool.block_size
+            assert request.computed <= room, f"{request.id} computed more than its blocks hold"
+
+    def stats(self) -> dict[str, int]:
+        return {"waiting": len(self.waiting), "running": len(self.running),
+                "preempted": self.num_preempted, **self.pool.stats()}
