@@ -362,25 +362,24 @@ def test_the_package_writes_the_oracle_s_tokens(model, expected, generate):
         answer.tokens for answer in expected]
 
 
-# --- the shipped toy, in the number type that readers run it in --------------------------------
+# --- the shipped toys, in the number type that readers run them in ------------------------------
 
-needs_toy = pytest.mark.skipif(not (checkpoint.TOY / "config.json").exists(),
-                               reason="the trained toy is not in minimodel/data/toy")
+TOYS = {"keys and values": checkpoint.TOY, "latent": checkpoint.TOY_LATENT,
+        "shared": checkpoint.TOY_SHARED}
 MARGIN = 1e-2       # a greedy choice by less than this may tip with the order of additions
 
 
-@pytest.fixture(scope="module")
-def toy_and_answers():
-    model = checkpoint.load()
+@pytest.fixture(scope="module", params=TOYS.values(), ids=TOYS)
+def toy_and_answers(request):
+    model = checkpoint.load(request.param)
     notebooks = [town_notebook(Random(f"same/toy/{i}"), 110 + 40 * i, 2) for i in range(2)]
     prompts = [encode(notebook.ask(notebook.facts[i])) for i, notebook in enumerate(notebooks)]
     with torch.inference_mode():
         yield model, prompts, oracle(model, prompts, 12)
 
 
-@needs_toy
 @pytest.mark.parametrize("way", WAYS, ids=WAYS)
-def test_the_toy_gives_the_same_in_float32(toy_and_answers, way):
+def test_the_toys_give_the_same_in_float32(toy_and_answers, way):
     model, prompts, expected = toy_and_answers
     for ours, theirs in zip(WAYS[way](model, prompts, 12), expected, strict=True):
         best = theirs.logits.topk(2).values
