@@ -31,6 +31,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=4)
     options = parser.parse_args()
+    if options.count < 1:
+        parser.error(f"--count {options.count} asks nothing: give at least 1")
     torch.set_num_threads(1)
     model = checkpoint.load(options.model)
     for facts, num_bytes in POINTS:

@@ -1,4 +1,4 @@
-"""What chapter 04 shows of the small run: its log, and the model asked again at several ages.
+"""The small run as chapter 04 shows it: the model asked again at several ages; and its log.
 
     python benchmarks/small_run.py FOLDER [--threads 2]
 

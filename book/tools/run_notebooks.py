@@ -54,6 +54,7 @@ KERNEL_ENVIRONMENT = {
     "PYTHONNOUSERSITE": "1",
     "PYDEVD_DISABLE_FILE_VALIDATION": "1",      # no word about frozen modules
     "HF_HUB_OFFLINE": "1",                      # a chapter fetches nothing
+    "MINIMODEL_QUIET": "1",                     # no half-drawn progress bars on pages
     "PIP_NO_INDEX": "1",
     "IPYTHONDIR": str(BUILD / "ipython"),       # nobody's personal start-up files
 }

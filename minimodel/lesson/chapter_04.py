@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..engine.recall import Recall
 from ..model.corpus import Document
-from ..model.train import SMALL, Recipe
+from ..model.train import Recipe
 from ..tokenizer import SPECIAL_TOKENS, decode
 from . import draw, palette
 from .ages import ANSWER
@@ -187,7 +187,8 @@ def run_figure(rows: Sequence[Mapping], recipe: Recipe) -> Figure:
              color=palette.COLOURS["muted"].light)
     top.set(ylabel="loss", xlim=(0, recipe.num_steps), ylim=(0, None))
     bottom.set(xlabel="step", ylabel="values right, %", xlim=(0, recipe.num_steps), ylim=(0, 100))
-    finding(top, "First the copying, then the recall: this run")
+    finding(top, "First the copying, then the recall: this run" if recall and recall[-1] > 0.1
+            else "This run so far: it copies at best, and recalls nothing yet")
     key(top, "measured", loc="lower left")
     return Figure(fig, run_words(rows))
 
@@ -244,65 +245,50 @@ class LivePlot:
 
 
 def appears_figure(log: Sequence[Mapping], until: int = 1600) -> Figure:
-    """The moment recall appears: loss on repeated strings, then the values a run writes whole."""
+    """The moment recall appears: the loss in the shortest rows, half of them strings that repeat;
+    then the values that the run writes whole.
+    """
     log = [line for line in log if line["step"] <= until]
     echo = [line for line in log if line["length"] == log[0]["length"]]
     later = [line for line in log[len(echo):] if line["recall"] is not None]
     fig, (top, bottom) = figure(5, 5, rows=2)
     measured(top, [r["step"] for r in echo], [r["loss"] for r in echo], "prefill",
-             "loss, rows of 64").set_markersize(4)
+             "loss in the first, short rows").set_markersize(4)
     measured(bottom, [r["step"] for r in later], [100 * r["recall"] for r in later], "notes",
              "values right, %").set_markersize(4)
     fall = steepest_fall(echo)
     direct_label(top, fall[1]["step"], fall[1]["loss"], "it looks back, and copies", "prefill",
                  dx=12, dy=14)
-    top.set(ylabel="loss on repeated strings", xlim=(0, until), ylim=(0, None))
+    top.set(ylabel=f"loss, rows of {log[0]['length']}", xlim=(0, until), ylim=(0, None))
     bottom.set(xlabel="step", ylabel="values right, %", xlim=(0, until), ylim=(0, 100))
-    finding(top, "The toy learns to copy, suddenly; then recall begins")
+    for before, line in pairwise(later):
+        if before["length"] != line["length"]:
+            _from_here(bottom, before["step"], f"rows of {line['length']}")
+    finding(top, "Within some 200 steps the toy learns to copy; then recall begins")
     key(top, "measured", loc="upper right")
     return Figure(
         fig,
-        f"In the shipped run the loss on repeated strings falls from {echo[0]['loss']:.1f} to "
-        f"{echo[-1]['loss']:.1f}, fastest between steps {fall[0]['step']} and {fall[1]['step']}. "
-        f"The values written whole rise from {100 * later[0]['recall']:.0f} % at step "
-        f"{later[0]['step']} to {100 * later[-1]['recall']:.0f} % at step {later[-1]['step']}.",
-        caption="Recorded: the log of the run that made the shipped toy.")
+        f"In the shipped run the loss in rows of {log[0]['length']} falls from "
+        f"{echo[0]['loss']:.1f} to {echo[-1]['loss']:.1f}, fastest between steps "
+        f"{fall[0]['step']} and {fall[1]['step']}. The values written whole rise from "
+        f"{100 * later[0]['recall']:.0f} % at step {later[0]['step']} to "
+        f"{100 * later[-1]['recall']:.0f} % at step {later[-1]['step']}, with a dip where the rows "
+        "get longer.",
+        caption="Recorded: the log of the run that made the shipped toy. Longer rows hold more "
+                "facts, so recall dips where they begin.")
+
+
+def _from_here(ax, step: int, what: str) -> None:
+    """A line where something new begins, and its name."""
+    muted = palette.COLOURS["muted"].light
+    ax.axvline(step, color=muted, linewidth=1)
+    ax.text(step, 1.0, f" {what} from here", transform=ax.get_xaxis_transform(), va="top",
+            color=muted)
 
 
 def steepest_fall(log: Sequence[Mapping]) -> tuple[Mapping, Mapping]:
     """The two neighbouring lines between which the loss fell by the largest share."""
     return max(pairwise(log), key=lambda pair: pair[0]["loss"] / pair[1]["loss"])
-
-
-def small_figure(log: Sequence[Mapping], ages: Sequence[Mapping]) -> Figure:
-    """The small run: its loss, and what it copies and recalls in texts it never trained on."""
-    fig, (top, bottom) = figure(5, 5, rows=2)
-    last = log[-1]["step"]
-    for length in dict.fromkeys(line["length"] for line in log):
-        part = [line for line in log if line["length"] == length]
-        measured(top, [r["step"] for r in part], [r["loss"] for r in part], "prefill",
-                 f"loss, rows of {length}").set_markersize(3)
-        top.text(part[0]["step"], 1.0, f"rows of {length}", transform=top.get_xaxis_transform(),
-                 va="top", color=palette.COLOURS["muted"].light)
-    for name, meaning, words, place in (
-            ("copied", "prefill", "bytes copied", {"dx": -8}),
-            ("recalled", "notes", "values recalled", {"dx": 8, "dy": -14})):
-        shares = [100 * age[name] for age in ages]
-        line = measured(bottom, [a["step"] for a in ages], shares, meaning, f"{words}, %")
-        line.set_markersize(3)
-        half = next((age for age in ages if age[name] > 0.5), ages[-1])
-        direct_label(bottom, half["step"], 100 * half[name], words, meaning, **place)
-    top.set(ylabel="loss", xlim=(0, last), ylim=(0, None))
-    bottom.set(xlabel="step", ylabel="right, %", xlim=(0, last), ylim=(0, 108))
-    finding(top, "The small run: recall grows on top of copying")
-    key(top, "measured", loc="right")
-    return Figure(
-        fig,
-        f"In the small run the share of repeated bytes that are predicted reaches "
-        f"{100 * ages[-1]['copied']:.0f} % and the share of values recalled, from notebooks of "
-        f"four facts, {100 * ages[-1]['recalled']:.0f} %.",
-        caption=f"Recorded: a run of the small recipe, seed 0, up to step {last:,} of "
-                f"{SMALL.num_steps:,}.")
 
 
 def ages_stepper(ages: Sequence[Mapping]) -> Stepper:
@@ -467,8 +453,10 @@ def cheating_figure(honest: Sequence[float], cheating: Sequence[float], floor: f
     ax.axhline(floor, color=palette.COLOURS["ink"].light, linestyle="--", linewidth=1.5)
     direct_label(ax, len(honest), floor, "nobody beats this", "ink", dx=-4, dy=-10)
     ax.set(xlabel="step", ylabel="loss on noise", xlim=(0, None), ylim=(0, None))
-    finding(ax, "A loss below what noise allows: the model has seen the answers")
+    beaten = cheating[-1] < floor
+    finding(ax, "A loss below what noise allows: the model has seen the answers" if beaten
+            else "This run so far: no loss is below what noise allows")
     key(ax, "measured", "modelled", loc="upper right")
     return Figure(fig, f"Trained on noise, the loss with the mask ends at {honest[-1]:.2f}, near "
                        f"the floor of {floor:.2f}; without it the loss falls to "
-                       f"{cheating[-1]:.2f}, which no honest reader can reach.")
+                       f"{cheating[-1]:.2f}{', which no honest reader can reach' * beaten}.")

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import random
 import re
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import torch
 
 from minimodel.engine.recall import Recall, ask
 from minimodel.lesson import ages, chapter_04
-from minimodel.lesson.exercises.chapter_04 import CHAPTER
+from minimodel.lesson.exercises.chapter_04 import CHAPTER, with_value
 from minimodel.lesson.exercises.common import ODD, odd_model
+from minimodel.lesson.exercises.engine import judge
 from minimodel.lesson.town import RED_DOOR, TOWN
 from minimodel.model import checkpoint, train
 from minimodel.model.corpus import Document
@@ -79,6 +81,12 @@ def test_a_run_is_told_as_far_as_it_came():
     assert shown.fig.axes[0].get_xlim() == (0, 70)
 
 
+def test_a_run_that_has_not_recalled_claims_no_recall():
+    early, later = (chapter_04.run_figure(rows(count), TINY).fig.axes[0] for count in (20, 35))
+    assert "recalls nothing yet" in early.get_title(loc="left")
+    assert "then the recall" in later.get_title(loc="left")
+
+
 def test_the_live_plot_waits_between_drawings(monkeypatch, capsys):
     monkeypatch.delenv("MINIMODEL_QUIET", raising=False)
     monkeypatch.setattr(chapter_04, "in_notebook", lambda: True)
@@ -104,12 +112,15 @@ def test_the_fall_is_the_steepest_by_share_and_not_by_difference():
 
 
 def test_the_moment_is_read_from_the_log():
-    log = [{"step": 50 * i, "length": 64 if i < 5 else 128, "loss": 4.0 / 2 ** (i > 3),
-            "recall": None if i < 5 else i / 20} for i in range(1, 9)]
+    lengths = [64] * 4 + [128] * 2 + [256] * 2
+    log = [{"step": 50 * i, "length": length, "loss": 4.0 / 2 ** (i > 3),
+            "recall": None if i < 5 else i / 20} for i, length in enumerate(lengths, 1)]
     shown = chapter_04.appears_figure(log)
     assert "fastest between steps 150 and 200" in shown.alt
     assert "rise from 25 % at step 250 to 40 % at step 400" in shown.alt
     assert "Recorded" in shown.caption
+    assert [text.get_text() for text in shown.fig.axes[1].texts] == [
+        " rows of 256 from here"]
 
 
 def test_the_plan_shows_rates_between_the_recipes_ends():
@@ -154,6 +165,16 @@ def test_an_age_is_drawn_as_it_was_recorded():
     assert stepper.labels == ["step 0: it answers 'A: 0·'", "step 70: it answers 'A: 70·'"]
     assert "copied 90 %" in stepper.frames[1] and "layer 1" in stepper.frames[1]
     assert stepper.frames[1].count("fill-opacity:1.00") == 1        # the one head that looks
+
+
+def test_only_a_loss_below_the_floor_is_called_cheating():
+    honest, floor = [5.0 - i / 10 for i in range(15)], 3.26
+    for last, words in ((0.4, "which no honest reader can reach"), (3.5, "falls to 3.50.")):
+        cheat = [5.0 - (5.0 - last) * i / 14 for i in range(15)]
+        shown = chapter_04.cheating_figure(honest, cheat, floor)
+        assert words in shown.alt
+        assert ("below what noise allows: the" in shown.fig.axes[0].get_title(loc="left")) == (
+            last < floor)
 
 
 # --- what was measured -----------------------------------------------------------------------
@@ -203,3 +224,76 @@ def test_the_page_holds_the_exercises_as_they_are():
         assert task.check is None or cells[f"try-{name}"] == task.cell
     counts = itertools.groupby(sorted(task.kind for task in CHAPTER.exercises.values()))
     assert [kind for kind, _ in counts] == ["check", "code", "think"]
+
+
+# --- answers: odd but right, and wrong in a way that a sentence can mend ----------------------
+
+
+def verdict_on(id: str, answer) -> tuple[bool, str]:
+    verdict = judge(CHAPTER[id], answer)
+    return verdict.passed, verdict.message
+
+
+def test_whole_values_may_be_averaged_in_float32():
+    def whole(bytes_right, spans):
+        return torch.stack([bytes_right[a:a + n].all() for a, n in spans]).float().mean()
+
+    def by_byte(bytes_right, spans):
+        return torch.cat([bytes_right[a:a + n] for a, n in spans]).float().mean()
+
+    assert verdict_on("4.5", whole)[0]
+    assert "share of right bytes" in verdict_on("4.5", by_byte)[1]
+    assert "share of the five" in verdict_on("4.5", lambda b, s: 5 * whole(b, s))[1]
+
+
+def test_a_loss_is_divided_by_the_weights_of_what_is_asked_for():
+    def loss(divisor):
+        def loss_of_text(logits, ids, weights):
+            surprise = torch.nn.functional.cross_entropy(logits[:-1], ids[1:], reduction="none")
+            return (surprise * weights[1:]).sum() / divisor(weights)
+        return loss_of_text
+
+    assert verdict_on("4.2", loss(lambda weights: weights[1:].sum()))[0]
+    assert "still counts the first token" in verdict_on("4.2", loss(lambda w: w.sum()))[1]
+
+
+def mirror(weight: float, draw=None):
+    def document(rng, length):
+        text = "".join((draw or rng).choice("abcdefghij") for _ in range(length))
+        return Document().text(text, 0.0).text("\n", 0.4).text(text[::-1], weight)
+    return document
+
+
+def test_a_mirror_counts_one_and_draws_from_its_own_rng():
+    assert verdict_on("4.3", mirror(1.0))[0]
+    assert "let each count one" in verdict_on("4.3", mirror(-2.0))[1]
+    assert "draw with `rng` alone" in verdict_on("4.3", mirror(1.0, draw=random.Random(7)))[1]
+
+
+def test_a_bias_pushed_by_the_difference_is_told_of_the_sign():
+    def proportional(bias, counts, rate):
+        return bias + rate * (counts.float().mean() - counts)
+
+    def by_cases(bias, counts, rate):
+        new = bias + torch.where(counts < counts.float().mean(), rate, -rate)
+        return new - new.mean()
+
+    assert "Only the sign" in verdict_on("4.4", proportional)[1]
+    assert verdict_on("4.4", by_cases)[0]
+
+
+def test_shares_in_percent_are_told_of_the_scale():
+    assert "between 0 and 1" in verdict_on("4.6", (77, 96))[1]
+    assert "low end first" in verdict_on("4.6", (0.96, 0.77))[1]
+    assert verdict_on("4.6", [0.77, 0.96])[0]
+
+
+def test_changed_answers_are_facts_in_any_order():
+    def changed(ask, notebook, fact, value):
+        other = with_value(notebook, fact, value)
+        return {old for old, new in zip(notebook.facts, other.facts, strict=True)
+                if ask(notebook, old) != ask(other, new)}
+
+    assert verdict_on("4.7", changed)[0]
+    keys = verdict_on("4.7", lambda *given: [fact.key for fact in changed(*given)])[1]
+    assert "holds a str" in keys

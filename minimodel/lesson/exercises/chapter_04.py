@@ -25,6 +25,11 @@ def close(found: float, expected: float, within: float = 0.01) -> bool:
     return abs(found - expected) <= within * abs(expected)
 
 
+def same(found: float, expected: float) -> bool:
+    """Whether a number is right up to rounding, in float32 too."""
+    return math.isclose(found, expected, rel_tol=1e-6)
+
+
 # --- 4.1 -------------------------------------------------------------------------------
 
 
@@ -83,7 +88,7 @@ def check_loss(answer: object) -> Verdict:
     loss_of_text, length, vocabulary = function_in(answer), 11, 7
     logits = 3 * random_numbers(length, vocabulary, seed=42)
     ids = torch.randint(0, vocabulary, (length,), generator=torch.Generator().manual_seed(4))
-    weights = torch.tensor([0, 0.15, 0.15, 3, 0.5, 1, 1, 0, 3, 0.9, 0.2], dtype=torch.float64)
+    weights = torch.tensor([0.7, 0.15, 0.15, 3, 0.5, 1, 1, 0, 3, 0.9, 0.2], dtype=torch.float64)
     found = number_in(loss_of_text(logits, ids, weights))
     log_chances = logits.log_softmax(-1)
     places = torch.arange(length)
@@ -91,27 +96,29 @@ def check_loss(answer: object) -> Verdict:
     late = -(log_chances[places[1:], ids[:-1]] * weights[:-1]).sum() / weights[:-1].sum()
     surprise = -log_chances[places[:-1], ids[1:]]
     expected = float(true_loss(logits, ids, weights))
-    if math.isclose(found, expected, rel_tol=1e-6):
+    if same(found, expected):
         return right(
             "Each row is judged by the token after it, and by that token's weight. The last row "
             "has nothing to be judged by, and the first token is nobody's question."
         )
-    if math.isclose(found, float(unshifted), rel_tol=1e-6):
+    if same(found, float(unshifted)):
         return wrong(
             "Each row is asked for the token that it has just read. A model learns that in a few "
             "steps: it repeats its input. Which token is a row to be asked for?"
         )
-    if math.isclose(found, float(late), rel_tol=1e-6):
+    if same(found, float(late)):
         return wrong("Shifted the wrong way: these rows are asked for the token before them.")
-    if math.isclose(found, float(surprise.mean()), rel_tol=1e-6):
+    if same(found, float(surprise.mean())):
         return wrong("Shifted rightly, but every token counts the same: use the weights.")
-    if math.isclose(found, float((surprise * weights[:-1]).sum() / weights[:-1].sum()),
-                    rel_tol=1e-6):
+    if same(found, float((surprise * weights[:-1]).sum() / weights[:-1].sum())):
         return wrong(
             "The tokens are shifted, the weights are not: a token's weight belongs to the row "
             "that is asked for it."
         )
-    if math.isclose(found, float((surprise * weights[1:]).mean()), rel_tol=1e-6):
+    if same(found, float((surprise * weights[1:]).sum() / weights.sum())):
+        return wrong("The sum of the weights still counts the first token, which nobody is asked "
+                     "for.")
+    if same(found, float((surprise * weights[1:]).mean())):
         return wrong(
             "Divide by the sum of the weights, not by the number of rows; otherwise a text with "
             "many light bytes looks better learned than it is."
@@ -159,10 +166,11 @@ def check_mirror(answer: object) -> Verdict:
         first, _, second = text.partition("\n")
         if len(doc.ids) != len(doc.weights):
             return wrong(f"{len(doc.ids)} ids and {len(doc.weights)} weights: use `doc.text`.")
-        if len(first) != length or second.rstrip("\n") != first[::-1]:
+        letters = first.isalpha() and first.islower()
+        if len(first) != length or not letters or second.rstrip("\n") != first[::-1]:
             return wrong(
-                f"For length {length} the text is {text!r}: a string of {length} letters, a line "
-                "end, and the same string backwards are asked for."
+                f"For length {length} the text is {text!r}: a string of {length} lower-case "
+                "letters, a line end, and the same string backwards are asked for."
             )
         bytes_only = [w for i, w in zip(doc.ids, doc.weights, strict=True) if i < 256]
         if any(bytes_only[:length]):
@@ -170,11 +178,15 @@ def check_mirror(answer: object) -> Verdict:
                 "The letters of the first string carry weight. Nobody can foresee them: the "
                 "gradients they cause are noise."
             )
-        if 0.0 in bytes_only[length + 1:2 * length + 1]:
-            return wrong("Every letter of the mirrored string can be foreseen: let it count.")
+        if any(w != 1 for w in bytes_only[length + 1:2 * length + 1]):
+            return wrong("Every letter of the mirrored string can be foreseen: let each count one.")
     texts = {tuple(mirror_document(random.Random(seed), 14).ids) for seed in range(9)}
     if len(texts) < 9:
         return wrong("Other seeds give the same text. A text seen twice can be learned by heart.")
+    again = mirror_document(random.Random(4), 14).ids
+    if again != mirror_document(random.Random(4), 14).ids:
+        return wrong("One seed gives two texts: draw with `rng` alone, so that a run can be made "
+                     "again.")
     return right(
         "The first byte of the mirror can be foreseen too, unlike that of an echo: it is the byte "
         "before the line end. And no head that looks for *what came next* will do: this task asks "
@@ -237,8 +249,8 @@ def check_balance(answer: object) -> Verdict:
     start, end = sum(loads[:5]) / 5, sum(loads[-50:]) / 50
     if end > start - 0.05:
         return wrong(
-            f"After 300 steps the fullest expert has {end:.2f} times the mean load, after "
-            f"{start:.2f} at the start. Which way must the bias of a full expert go?"
+            f"The fullest expert had {start:.2f} times the mean load at the start, and after 300 "
+            f"steps it has {end:.2f}. Which way must the bias of a full expert go?"
         )
     if end > 1.25:
         return wrong(
@@ -273,6 +285,7 @@ BALANCE = Exercise(
     hints=(
         "An expert is chosen when its score plus its bias is large. What does a larger bias do to "
         "one that is full already?",
+        "`(mean - counts).sign()` is plus one where an expert has too few tokens.",
     ),
     solution="""def balance(bias, counts, rate):
     mean = counts.float().mean()
@@ -291,16 +304,18 @@ def check_whole(answer: object) -> Verdict:
     spans = [(1, 1), (3, 4), (8, 3), (11, 5), (15, 2)]      # one, all, one wrong, all, one wrong
     found = number_in(share_of_values(bytes_right, spans))
     by_byte = sum(int(bytes_right[a:a + n].sum()) for a, n in spans) / sum(n for _, n in spans)
-    if math.isclose(found, 0.6):
+    if same(found, 0.6):
         return right(
             "Three of five values are whole. Of their bytes 13 of 15 are right: a door with one "
             "wrong digit stays shut."
         )
-    if math.isclose(found, by_byte):
+    if same(found, by_byte):
         return wrong("That is the share of right bytes. A value with one wrong digit is wrong.")
-    if math.isclose(found, 1.0):
+    if same(found, 3):
+        return wrong("That many are whole; a share of the five is asked for.")
+    if same(found, 1.0):
         return wrong("A value counts only if all of its bytes are right, not if any is.")
-    if math.isclose(found, float(bytes_right.double().mean())):
+    if same(found, float(bytes_right.double().mean())):
         return wrong("That counts all the bytes, and those between the values are not asked for.")
     return wrong(f"Three of the test's five values are whole, 0.6; yours gives {found:.3g}.")
 
@@ -317,7 +332,10 @@ WHOLE = Exercise(
     return torch.cat(found).float().mean()""",
     answer="share_of_values",
     check=check_whole,
-    hints=("`all()` of a value's bytes is true if none is wrong; then take the mean over values.",),
+    hints=(
+        "One number a value, not one a byte: a value is either right or wrong.",
+        "`all()` of a value's bytes is true if none is wrong; then take the mean over values.",
+    ),
     solution="""def share_of_values(bytes_right, spans):
     whole = [bool(bytes_right[first:first + length].all())
              for first, length in spans]
@@ -339,9 +357,8 @@ def check_interval(answer: object) -> Verdict:
         )
     if close(low, true_high) and close(high, true_low):
         return wrong("The right numbers, in the wrong order: the low end first.")
-    if low > 1 or high > 1:
-        return wrong("Shares are asked for, between 0 and 1." if high > 1.05 else
-                     "The plain formula runs past 1 here. Wilson's does not.")
+    if low < 0 or high > 1:
+        return wrong("Shares are asked for, between 0 and 1.")
     if abs(low - 0.807) < 0.005 and abs(high - 0.993) < 0.005:
         return wrong(
             "That is the plain interval, 0.9 plus and minus 1.96 standard errors, which is too "
@@ -358,7 +375,10 @@ INTERVAL = Exercise(
     "lie, by Wilson's interval at 95 %? Answer with two numbers between 0 and 1.",
     starter="answer = (..., ...)   # (low, high)",
     check=check_interval,
-    hints=("`Recall` of `minimodel.engine.recall` takes a kind, the number asked and right.",),
+    hints=(
+        "The cell that asked twelve questions a point printed such intervals. How did it get them?",
+        "`Recall` of `minimodel.engine.recall` takes a kind, the number asked and right.",
+    ),
     solution='answer = Recall("changed", asked=40, right=36).interval()',
 )
 
@@ -402,7 +422,10 @@ def check_changed(answer: object) -> Verdict:
             other = with_value(notebook, fact, value)
             expected = [old for old, new in zip(notebook.facts, other.facts, strict=True)
                         if reader(notebook, old) != reader(other, new)]
-            found = list(answers_changed(reader, notebook, fact, value))
+            found = list(answers_changed(reader, notebook, fact, value) or ())
+            if not all(isinstance(f, Fact) for f in found):
+                return wrong("A list of facts is asked for, those of the old notebook: this one "
+                             f"holds a {type(found[0]).__name__}.")
             keys, wanted = [f.key for f in found], [f.key for f in expected]
             if sorted(keys) != sorted(wanted):
                 return wrong(
