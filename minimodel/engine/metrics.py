@@ -28,7 +28,7 @@ from itertools import pairwise
 class RequestTimes:
     """When one request arrived and when it was given each token: seconds of one clock.
 
-    Raises ValueError where there is no token, or where time runs backwards.
+    Raises ValueError where there is no token, where time runs backwards, or where it is no number.
     """
 
     arrived_s: float
@@ -39,7 +39,11 @@ class RequestTimes:
         if not self.token_times_s:
             raise ValueError("token_times_s is empty: a request that was given no token has no "
                              "latency; leave it out, and count it as a failure")
-        for earlier, later in pairwise((self.arrived_s, *self.token_times_s)):
+        times = (self.arrived_s, *self.token_times_s)
+        if not all(map(math.isfinite, times)):
+            raise ValueError(f"a time among {times} is no finite number: leave out a request that "
+                             "was never answered, and count it as a failure")
+        for earlier, later in pairwise(times):
             if not earlier <= later:
                 raise ValueError(f"time runs backwards, from {earlier} to {later}: give the "
                                  "arrival and the tokens in order, all of one clock")
@@ -90,6 +94,9 @@ def percentile(values: Iterable[float], percent: float) -> float:
     ordered = sorted(values)
     if not ordered:
         raise ValueError("no values to take a percentile of: measure at least one")
+    if not all(map(math.isfinite, ordered)):
+        raise ValueError(f"values from {ordered[0]} to {ordered[-1]} are not all finite: leave "
+                         "out what failed, and count it apart")
     if not 0 <= percent <= 100:
         raise ValueError(f"percent={percent} must be between 0 and 100")
     place = (len(ordered) - 1) * percent / 100
@@ -117,7 +124,7 @@ class Goals:
 
 def goodput(requests: Sequence[RequestTimes], goals: Goals, duration_s: float) -> float:
     """Requests per second that meet both goals, over the `duration_s` that all of them took."""
-    if not duration_s > 0:
-        raise ValueError(f"duration_s={duration_s} must be above 0: goodput is a rate, so say how "
-                         "long the requests were served")
+    if not 0 < duration_s < math.inf:
+        raise ValueError(f"duration_s={duration_s} must be above 0 and finite: goodput is a "
+                         "rate, so say how long the requests were served")
     return sum(map(goals.met_by, requests)) / duration_s

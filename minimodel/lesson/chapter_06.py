@@ -75,7 +75,7 @@ def gaps_figure(alone: Sequence[float], disturbed: Sequence[float]) -> Figure:
     measured(ax, range(1, len(alone) + 1), shown[0], "notes", "alone")
     measured(ax, range(1, len(disturbed) + 1), shown[1], "decode", "with the stranger")
     direct_label(ax, place + 1, worst, f"{worst:.0f} gaps long", "decode", dx=10)
-    direct_label(ax, len(disturbed), shown[1][-1], "with the stranger", "decode", dx=-1, dy=16)
+    direct_label(ax, len(disturbed), shown[1][-1], "with the stranger", "decode", dx=-1, dy=24)
     direct_label(ax, len(alone), shown[0][-1], "alone", "notes", dx=-1, dy=-14)
     ax.set_yscale("log")
     ax.set(xlabel="gap, counted from the first", ylabel="length (1 = a usual gap)",
@@ -106,22 +106,24 @@ def roof_figure(peaks: Mapping[str, float], bandwidth: float,
         modelled(ax, intensities, roof, "ink", f"roof, {name}").set_markevery(48)
         direct_label(ax, 1000, peak / 1e9, name, "ink", dx=-4, dy=9)
     x, y, name = wide
-    measured(ax, x, [v / 1e9 for v in y], "expert", f"large matrix, {name}")
-    direct_label(ax, x[1], y[1] / 1e9, f"large matrix, {name},\n1 to 256 rows", "expert", dx=8,
+    measured(ax, x, [v / 1e9 for v in y], "decode", f"large matrix, {name}")
+    direct_label(ax, x[1], y[1] / 1e9, f"large matrix, {name},\n1 to 256 rows", "decode", dx=8,
                  dy=-10)
-    for phase, dx, dy in (("prefill", 9, 0), ("decode", 9, 0)):
+    for phase, dx, dy in (("prefill", 0, -14), ("decode", 9, 0)):
         measured(ax, [toy[phase][0]], [toy[phase][1] / 1e9], phase, f"toy, {phase}")
-        direct_label(ax, toy[phase][0], toy[phase][1] / 1e9, phase, phase, dx=dx, dy=dy)
+        direct_label(ax, toy[phase][0], toy[phase][1] / 1e9, f"the toy's {phase}", phase, dx=dx,
+                     dy=dy)
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.set(xlabel="FLOP for each byte", ylabel="billion FLOP/s", xlim=(0.1, 1200))
     gap = toy["prefill"][1] / toy["decode"][1]
-    finding(ax, f"The toy reads at {gap:.0f} times the rate at which it writes")
+    finding(ax, f"The toy computes {gap:.0f} times as fast when it reads as when it writes")
     key(ax, "measured", "modelled", loc="upper left")
     under = cost.roofline_flops_per_s(toy["decode"][0], min(peaks.values()), bandwidth)
     return Figure(fig, f"This machine's roofline. The toy's prefill reaches {gap:.0f} times the "
                        f"FLOP/s of its decode, and decode stays {under / toy['decode'][1]:.0f} "
-                       "times under the roof.")
+                       f"times under the roof. With ever more rows, the large matrix climbs to "
+                       f"{max(y) / y[0]:.0f} times the FLOP/s that it reaches with one.")
 
 
 def rows_figure(rows: Sequence[int], seconds: Sequence[float], bound: Sequence[float]) -> Figure:
@@ -129,9 +131,9 @@ def rows_figure(rows: Sequence[int], seconds: Sequence[float], bound: Sequence[f
     fig, ax = figure(5, 3.3)
     times, least = ([s / seconds[0] for s in column] for column in (seconds, bound))
     modelled(ax, rows, least, "ink", "the roofline's bound")
-    measured(ax, rows, times, "expert", "measured")
+    measured(ax, rows, times, "decode", "measured")
     direct_label(ax, rows[1], least[1], "the bound", "ink", dx=0, dy=-13)
-    direct_label(ax, rows[4], times[4], "measured", "expert", dx=-8, dy=10)
+    direct_label(ax, rows[4], times[4], "measured", "decode", dx=-8, dy=10)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_xticks(rows, [str(n) for n in rows])
@@ -140,8 +142,11 @@ def rows_figure(rows: Sequence[int], seconds: Sequence[float], bound: Sequence[f
            ylim=(min(least) / 2, None))
     finding(ax, f"{rows[-3]} rows take {times[-3]:.1f} times as long as one")
     key(ax, "measured", "modelled", loc="upper left")
-    return Figure(fig, f"Time for a large matrix times 1 to {rows[-1]} rows: nearly flat at first, "
-                       f"then rising; {rows[-1]} rows take {times[-1]:.0f} times as long as one.")
+    flat = sum(floor <= 1.1 * least[0] for floor in least)
+    return Figure(fig, f"Time for a large matrix times 1 to {rows[-1]} rows. The bound is flat up "
+                       f"to {rows[flat - 1]} rows and rises with each from there; measured, "
+                       f"{rows[flat - 1]} rows take {times[flat - 1]:.1f} times as long as one, "
+                       f"and {rows[-1]} rows {times[-1]:.0f} times.")
 
 
 # --- batch against speed ---------------------------------------------------------------------
@@ -160,23 +165,29 @@ def toy_batch_figure(batches: Sequence[int], steps: Mapping[int, Sequence[float]
         measured(ax, speed, total, meaning, f"{noted:,} tokens of notes each")
         for i in (len(batches) // 2, -1):
             direct_label(ax, speed[i], total[i], f"{batches[i]}", meaning, dx=7, dy=9)
-    direct_label(ax, 0.04, batches[-1] / 1.3, f"{few} tokens of notes each", "decode")
+    direct_label(ax, 0.04, batches[-1] * 1.3, f"{few} tokens of notes each", "decode")
     direct_label(ax, 0.04, 1.9, f"{many:,} tokens\nof notes each", "notes")
     ax.set_yscale("log")
     ax.set(xlabel="speed of one stream (1 = alone)", ylabel="tokens in all (1 = alone)",
-           xlim=(0, 1.1), ylim=(0.7, batches[-1]))
-    finding(ax, "More streams: more tokens in all, fewer for each")
-    key(ax, "measured", loc="lower left")
+           xlim=(0, 1.15), ylim=(0.7, batches[-1] * 2))
+    gains = [batches[-1] * seconds[0] / seconds[-1] for seconds in (short, long)]
+    finding(ax, f"{batches[-1]} streams write {gains[0]:.0f} times as much with short notes, "
+                f"{gains[1]:.0f} times with long ones")
+    key(ax, "measured", loc="upper right")
     return Figure(fig, f"With {few} tokens of notes each, {batches[-1]} streams write "
-                       f"{batches[-1] * short[0] / short[-1]:.0f} times as much as one; with "
-                       f"{many:,}, {batches[-1] * long[0] / long[-1]:.0f} times.")
+                       f"{gains[0]:.0f} times as much as one, each at "
+                       f"{gains[0] / batches[-1]:.0%} of its speed; with {many:,}, "
+                       f"{gains[1]:.0f} times, each at {gains[1] / batches[-1]:.0%}.")
 
 
 def v3_batch_figure() -> Figure:
-    """DeepSeek-V3 on H800s, modelled (E18): the same trade, and where the service stood."""
-    chip, batches = hardware.H800, (1, 8, 32, 128, 512)
+    """DeepSeek-V3 on H800s, modelled (E18), as far as the memory holds it; and the service."""
+    chip, per_gpu = hardware.H800, facts.find("P-OI08").number / 8
+    noted = int(facts.find("P-OI05").number)
     fig, ax = figure(5, 3.7)
-    for context, meaning in ((1_000, "decode"), (4_989, "notes")):
+    for context, meaning in ((1_000, "decode"), (noted, "notes")):
+        batches = [b for b in (1, 8, 32, 128, 512)
+                   if cost.V3_DECODE.step_bytes(b, context) <= chip.memory_bytes]
         speed = [1 / cost.decode_step_seconds(b, context, cost.V3_DECODE,
                                               chip.bandwidth_bytes_per_s) for b in batches]
         total = [b * v for b, v in zip(batches, speed, strict=True)]
@@ -184,18 +195,20 @@ def v3_batch_figure() -> Figure:
         for b, x, y in zip(batches[2:], speed[2:], total[2:], strict=True):
             direct_label(ax, x, y, str(b), meaning, dx=7, dy=9)
     direct_label(ax, 131, 32_000, "1,000 tokens\nof notes each", "decode")
-    direct_label(ax, 128, 600, "4,989 tokens\nof notes each", "notes", dx=-4)
-    per_gpu = facts.find("P-OI08").number / 8
+    direct_label(ax, 128, 600, f"{noted:,} tokens\nof notes each", "notes", dx=-4)
     reported(ax, 21, per_gpu, "ink", "reported, 2025")
+    least_s = cost.decode_step_seconds(per_gpu / 21, noted, cost.V3_DECODE,
+                                       chip.bandwidth_bytes_per_s)
     ax.set_yscale("log")
     ax.set(xlabel="tokens/s for one user", ylabel="tokens/s for one GPU", xlim=(0, 200),
            ylim=(100, 60_000))
-    finding(ax, "On paper an H800 serves faster streams, and more of them")
+    finding(ax, f"Memory alone would allow {1 / least_s / 21:.0f} times the reported speed")
     key(ax, "modelled", "reported", loc="lower left")
     return Figure(fig, "Modelled for DeepSeek-V3 on H800: tokens a second for one GPU fall from "
                        "thousands to under 200 as the speed for one user rises to 150. The "
                        f"reported service point, 20 to 22 and {per_gpu:,.0f}, lies below the "
-                       "curve.")
+                       f"curve: its {per_gpu / 21:.0f} requests could each have had "
+                       f"{1 / least_s:.0f} tokens a second.")
 
 
 def cards_figure() -> Figure:

@@ -27,6 +27,7 @@ _SPELLED = {
     "USD/GPU-h": "dollars per GPU-hour", "USD/day": "dollars a day", "token/day": "tokens a day",
     "token/s": "tokens/s", "token/s/node": "tokens/s per node", "us": "µs",
 }
+_NO_VALUE = "-"         # the register's mark
 _COUNTED = {"GPU", "token", "parameter", "node", "day", "month", "request", "layer"}
 _LARGE = ((10**12, "trillion"), (10**9, "billion"), (10**6, "million"))
 _CSS = (
@@ -80,12 +81,18 @@ class Fact:
         return self.checked == "no" and not self.is_derived
 
     @property
+    def has_value(self) -> bool:
+        """False where the quantity says it all, as in "larger batch -> slower stream"."""
+        return self.value != _NO_VALUE
+
+    @property
     def amount(self) -> str:
         """Value and unit as one reads them: 890 B/token, <4 %, 50x."""
         value, unit = _plain(self.value), _spelled(self.unit)
         if unit == "x":
             return f"{value}x" if value[-1].isdigit() else value
-        return f"{value} {unit}".rstrip()
+        number, at, condition = value.partition(" at ")         # 276 GB at 4 bit
+        return f"{number} {unit}".rstrip() + at + condition
 
     @property
     def number(self) -> float:
@@ -162,14 +169,15 @@ def fact(*ids: str) -> None:
 def card(claim: Fact) -> Fragment:
     """A claim as a page shows it."""
     conditions = f"<p>{escape(claim.conditions)}</p>" if claim.conditions else ""
+    value = f'<span class="ss-value">{escape(claim.amount)}</span> ' if claim.has_value else ""
     body = (
-        f'<div class="ss-fact"><p><span class="ss-value">{escape(claim.amount)}</span> '
-        f"{escape(_title(claim))}</p>{conditions}"
+        f'<div class="ss-fact"><p>{value}{escape(_title(claim))}</p>{conditions}'
         f'<p class="ss-cite">{escape(claim.standing)}. {_citation_html(claim)} '
         f"[{escape(claim.id)}]</p>"
         "</div>"
     )
-    lines = [f"{claim.amount}  {_title(claim)}", claim.conditions]
+    words = f"{claim.amount}  {_title(claim)}" if claim.has_value else _title(claim)
+    lines = [words, claim.conditions]
     lines.append(f"{claim.standing}. {claim.citation} [{claim.id}]".replace(".  [", ". ["))
     style = f"<style>{palette.css_for(_CSS)}{_CSS}</style>"
     return Fragment(style + body, "\n".join(line for line in lines if line))

@@ -27,6 +27,12 @@ def _positive(**values: float) -> None:
             raise CostError(f"{name}={value} must be above 0 and finite: check its unit")
 
 
+def _not_negative(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 <= value < math.inf:
+            raise CostError(f"{name}={value} must be 0 or more and finite: check its sign")
+
+
 def _share(**values: float) -> None:
     for name, value in values.items():
         if not 0 <= value <= 1:
@@ -39,11 +45,15 @@ def _share(**values: float) -> None:
 
 def kv_bytes_grouped(layers: int, kv_heads: int, head_dim: int, bytes_per_number: float) -> float:
     """E1 for plain and grouped-query attention: a key and a value per token, layer and KV head."""
+    _positive(layers=layers, kv_heads=kv_heads, head_dim=head_dim,
+              bytes_per_number=bytes_per_number)
     return 2 * layers * kv_heads * head_dim * bytes_per_number
 
 
 def kv_bytes_latent(layers: int, latent: int, rotary: int, bytes_per_number: float) -> float:
     """E1 for multi-head latent attention: one latent and one rotary key per token and layer."""
+    _positive(layers=layers, latent=latent, bytes_per_number=bytes_per_number)
+    _not_negative(rotary=rotary)
     return layers * (latent + rotary) * bytes_per_number
 
 
@@ -55,6 +65,9 @@ def packed_bytes(numbers: int, bits: int, numbers_per_scale: int) -> float:
 
 def kv_bytes_shared(entry_bytes: float, tokens_per_entry: Iterable[int]) -> float:
     """E1 for notes that layers share: only owners keep entries, one for so many tokens each."""
+    tokens_per_entry = tuple(tokens_per_entry)
+    for tokens in tokens_per_entry:
+        _positive(tokens_per_entry=tokens)
     return sum(entry_bytes / tokens for tokens in tokens_per_entry)
 
 
@@ -70,6 +83,7 @@ V41_WINDOW_BYTES = 20 * (128 + 6) * V41_WINDOW_ENTRY_BYTES      # 20 layers stor
 
 def stored_prefix_bytes(tokens: float, kv_bytes_per_token: float, window_bytes: float) -> float:
     """E1: what a store keeps of a prefix, its tokens' notes and one snapshot of the window."""
+    _not_negative(tokens=tokens, kv_bytes_per_token=kv_bytes_per_token, window_bytes=window_bytes)
     return tokens * kv_bytes_per_token + window_bytes
 
 
@@ -78,12 +92,14 @@ def stored_prefix_bytes(tokens: float, kv_bytes_per_token: float, window_bytes: 
 
 def forward_flops(active_parameters: float, tokens: float = 1) -> float:
     """E2: two operations per active parameter and token. Attention's own are left out."""
+    _not_negative(active_parameters=active_parameters, tokens=tokens)
     return 2 * active_parameters * tokens
 
 
 def intensity_flops_per_byte(flops: float, num_bytes: float) -> float:
     """E3: operations for each byte that is fetched from memory."""
     _positive(num_bytes=num_bytes)
+    _not_negative(flops=flops)
     return flops / num_bytes
 
 
@@ -94,12 +110,13 @@ def matmul_intensity(rows: float, bytes_per_weight: float) -> float:
 
 def ridge_flops_per_byte(flops_per_s: float, bandwidth_bytes_per_s: float) -> float:
     """E3: the intensity at which memory and arithmetic take equally long."""
-    _positive(bandwidth_bytes_per_s=bandwidth_bytes_per_s)
+    _positive(flops_per_s=flops_per_s, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
     return flops_per_s / bandwidth_bytes_per_s
 
 
 def rows_at_ridge(ridge: float, bytes_per_weight: float) -> float:
     """E3, solved for the rows: how many must share a weight until it is no longer waited for."""
+    _positive(ridge=ridge, bytes_per_weight=bytes_per_weight)
     return ridge * bytes_per_weight / 2
 
 
@@ -127,14 +144,19 @@ class DecodeWork:
     kv_bytes_per_token: float
     flops_per_entry: float = 0.0
 
+    def __post_init__(self):
+        _not_negative(**vars(self))
+
     def step_bytes(self, batch: float, context: float) -> float:
         """Bytes one step fetches: the weights, and `context` tokens' notes of each request."""
         _positive(batch=batch)
+        _not_negative(context=context)
         return self.weight_bytes + batch * context * self.kv_bytes_per_token
 
     def step_flops(self, batch: float, context: float) -> float:
         """Operations of one step."""
         _positive(batch=batch)
+        _not_negative(context=context)
         return batch * (self.flops_per_token + context * self.flops_per_entry)
 
 
@@ -155,6 +177,7 @@ def step_seconds(num_bytes: float, flops: float, bandwidth_bytes_per_s: float,
     only memory is counted.
     """
     _positive(bandwidth_bytes_per_s=bandwidth_bytes_per_s, achieved=achieved)
+    _not_negative(num_bytes=num_bytes, flops=flops, communication_s=communication_s)
     fetching_s = num_bytes / bandwidth_bytes_per_s
     computing_s = flops / (achieved * flops_per_s)
     return max(fetching_s, computing_s) + communication_s
@@ -177,6 +200,8 @@ def tokens_per_s_limit(context: float, work: DecodeWork, bandwidth_bytes_per_s: 
 
 def expected_distinct_experts(experts: int, experts_per_token: int, tokens: float) -> float:
     """E5: experts that at least one of `tokens` chooses, if they choose evenly and alone."""
+    _positive(experts=experts)
+    _not_negative(tokens=tokens)
     _share(chosen_share=experts_per_token / experts)
     return experts * (1 - (1 - experts_per_token / experts) ** tokens)
 
@@ -204,6 +229,7 @@ def all_to_all_bytes(tokens: float, copies: int, hidden: int, bytes_per_number: 
 def transfer_seconds(num_bytes: float, bandwidth_bytes_per_s: float) -> float:
     """E6 and E15: bytes over a wire, or from a store; starting it takes no time here."""
     _positive(bandwidth_bytes_per_s=bandwidth_bytes_per_s)
+    _not_negative(num_bytes=num_bytes)
     return num_bytes / bandwidth_bytes_per_s
 
 
@@ -263,6 +289,7 @@ def ttft_seconds(tokens: float, hit_share: float, *, kv_bytes_per_token: float,
     `achieved` is the share of the peak rate that prefill reaches.
     """
     _positive(flops_per_s=flops_per_s, achieved=achieved)
+    _not_negative(tokens=tokens, queue_s=queue_s)
     _share(hit_share=hit_share)
     load_s = transfer_seconds(hit_share * tokens * kv_bytes_per_token, read_bytes_per_s)
     misses = tokens * (1 - hit_share)

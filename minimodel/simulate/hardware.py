@@ -43,9 +43,12 @@ class Chip:
     note: str = ""
 
     def __post_init__(self):
-        for name in ("memory_bytes", "bandwidth_bytes_per_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{self.name}: {name}={getattr(self, name)} must be above 0")
+        known = {name: value for name, value in vars(self).items()
+                 if name.endswith(("_bytes", "_per_s")) and value is not None}
+        for name, value in known.items():
+            if not value > 0:
+                raise ValueError(f"{self.name}: {name}={value} must be above 0; leave out a rate "
+                                 "that no source gives")
         if not 0 < self.usable_share <= 1:
             raise ValueError(f"{self.name}: usable_share={self.usable_share} must be a share of "
                              "the memory, above 0 and at most 1")

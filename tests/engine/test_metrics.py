@@ -42,7 +42,8 @@ def test_tpot_is_the_mean_gap_and_the_end_adds_up(times):
     (1.0, (), "token_times_s is empty"),
     (5.0, (4.0,), "backwards, from 5.0 to 4.0"),
     (1.0, (2.0, 4.0, 3.0), "backwards, from 4.0 to 3.0"),
-    (1.0, (2.0, float("nan")), "backwards"),
+    (1.0, (2.0, float("nan")), "no finite number"),
+    (1.0, (2.0, float("inf")), "no finite number"),
 ])
 def test_impossible_times_are_refused(arrived, tokens, said):
     with pytest.raises(ValueError, match=said):
@@ -92,6 +93,12 @@ def test_percentiles_of_nothing_are_refused():
         percentile([1.0], 101)
 
 
+@pytest.mark.parametrize("odd", [float("inf"), float("nan")])
+def test_a_failure_is_no_latency(odd):
+    with pytest.raises(ValueError, match="not all finite"):
+        percentile([1.0, odd, 3.0], 50)
+
+
 # --- goodput -------------------------------------------------------------------------------
 
 
@@ -122,6 +129,8 @@ def test_goals_and_durations_of_nothing_are_refused():
         Goals(1.0, 0)
     with pytest.raises(ValueError, match=r"duration_s=0\.0 must be above 0"):
         goodput([ONE], Goals(1.0, 1.0), duration_s=0.0)
+    with pytest.raises(ValueError, match="duration_s=inf must be above 0 and finite"):
+        goodput([ONE], Goals(1.0, 1.0), duration_s=float("inf"))
 
 
 # --- on the model --------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 import json
 import re
+import statistics
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from minimodel.config import ModelConfig
 from minimodel.engine.metrics import RequestTimes
 from minimodel.lesson import chapter_06, facts
 from minimodel.lesson.exercises.chapter_06 import CHAPTER
+from minimodel.lesson.exercises.engine import judge
 from minimodel.simulate import cost, hardware
 
 CHAPTERS = Path(__file__).parents[2] / "chapters"
@@ -87,6 +90,8 @@ def test_rows_are_shown_in_times_of_one_row():
     assert ("measured", "measured", 15) in found
     assert ("the roofline's bound", "modelled", 8) in found
     assert "16 rows take 4.0 times as long as one" in shown.fig.axes[0].get_title("left")
+    assert "The bound is flat up to 4 rows" in shown.alt
+    assert "4 rows take 1.5 times as long as one, and 64 rows 15 times" in shown.alt
 
 
 def test_the_toys_batches_are_relative_to_one_alone():
@@ -94,6 +99,8 @@ def test_the_toys_batches_are_relative_to_one_alone():
     found = list(zip(*shown.table.values(), strict=True))
     assert ("500 tokens of notes each", "measured", 2 / 6, 4 * 2 / 6) in found
     assert ("10 tokens of notes each", "measured", 1 / 2, 2.0) in found
+    assert "10 tokens of notes each, 4 streams write 2 times as much as one, each at 50%" in (
+        shown.alt)
 
 
 def test_v3_is_modelled_and_the_service_reported():
@@ -106,6 +113,17 @@ def test_v3_is_modelled_and_the_service_reported():
     at_128 = next((x, y) for s, k, x, y in found if k == "modelled" and s.startswith("4,989")
                   and y == pytest.approx(6490, rel=1e-3))
     assert at_128[0] == pytest.approx(51, abs=0.5)
+
+
+def test_no_batch_is_drawn_that_the_chip_cannot_hold():
+    shown = chapter_06.v3_batch_figure()
+    for context, largest in ((1_000, 512), (4_989, 128)):
+        batches = [round(y / x) for s, _, x, y in zip(*shown.table.values(), strict=True)
+                   if s.startswith(f"{context:,}")]
+        assert max(batches) == largest
+        assert cost.V3_DECODE.step_bytes(largest, context) <= hardware.H800.memory_bytes
+    assert "3 times the reported speed" in shown.fig.axes[0].get_title("left").replace("\n", " ")
+    assert "its 88 requests could each have had 64 tokens a second" in shown.alt
 
 
 def test_cards_are_whole():
@@ -168,6 +186,36 @@ def test_the_explorable_offers_the_machine_as_measured():
 
 
 # --- the notebook --------------------------------------------------------------------------
+
+
+def wrong_by(gap_of):
+    """A goodput that takes `gap_of` the gaps in place of their mean."""
+    def goodput(requests, ttft_goal, tpot_goal, seconds):
+        return sum(times[0] - arrived <= ttft_goal and gap_of(gaps(times)) <= tpot_goal
+                   for arrived, times in requests) / seconds
+
+    def gaps(times):
+        return [later - earlier for earlier, later in pairwise(times)] or [0]
+
+    return goodput
+
+
+def test_only_the_mean_of_the_gaps_is_tpot():
+    exercise = CHAPTER["6.3"]
+    assert judge(exercise, wrong_by(statistics.mean))
+    assert "the mean gap, not the longest" in judge(exercise, wrong_by(max)).message
+    assert not judge(exercise, wrong_by(statistics.median))
+    in_floats = wrong_by(statistics.mean)
+    assert judge(exercise, lambda *given: torch.tensor(in_floats(*given)))
+
+
+def test_the_largest_batch_may_be_computed_in_gigabytes():
+    assert judge(CHAPTER["6.4"], (80 - 30) / 0.4)
+    assert "175 requests keep" in judge(CHAPTER["6.4"], (100 - 30) / 0.4).message
+
+
+def test_an_answer_that_is_no_pair_is_told_so():
+    assert "Return two things" in judge(CHAPTER["6.5"], lambda *given: [1, 2, 3]).message
 
 
 def test_the_notebook_holds_every_exercise_as_its_file_has_it():

@@ -43,6 +43,15 @@ def test_what_was_computed_says_so(capsys):
     assert "Computed from other facts. [D-06]" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("id", "text"), [
+    ("S33", "larger batch -> slower per-user stream"), ("C18", "B200 specs")])
+def test_a_claim_without_a_value_is_shown_by_its_text_alone(id, text):
+    card = facts.card(load()[id])
+    assert card.text.splitlines()[0] == text
+    assert '<div class="ss-fact"><p>' + text.replace(">", "&gt;") + "</p>" in card.html
+    assert '<span class="ss-value">' not in card.html
+
+
 def test_every_fact_can_be_shown():
     for claim in load().values():
         card = facts.card(claim)
@@ -63,6 +72,7 @@ def test_an_unknown_id_names_near_ones():
     ("P-OI05", "4989 tokens"),
     ("P-PR03", "0.15 dollars per million tokens"), ("P-MC01", "12,031 requests"),
     ("P-SG01", "up to 6.4 throughput, 3.7 latency"), ("P-IS04", "120.96 µs"), ("S28", "-"),
+    ("S18", "276 GB at 4 bit"),
 ])
 def test_amounts_read_like_prose(id, amount):
     assert load()[id].amount == amount

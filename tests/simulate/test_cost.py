@@ -265,6 +265,18 @@ def test_e17_first_token():
     (lambda: cost.contiguous_waste(900, 400), "mean_tokens=900 is over max_tokens=400"),
     (lambda: cost.paged_waste(400, 0), "block_size=0 must be above 0"),
     (lambda: cost.chips_needed(math.nan, B200), "weight_bytes=nan must be above 0"),
+    (lambda: V3.step_bytes(3, -100), "context=-100 must be 0 or more"),
+    (lambda: V3.step_flops(3, math.nan), "context=nan must be 0 or more"),
+    (lambda: DecodeWork(7, -11, 2), "flops_per_token=-11 must be 0 or more"),
+    (lambda: cost.step_seconds(-1, 1, 20), "num_bytes=-1 must be 0 or more"),
+    (lambda: cost.transfer_seconds(-3, 20), "num_bytes=-3 must be 0 or more"),
+    (lambda: cost.forward_flops(8e9, -2), "tokens=-2 must be 0 or more"),
+    (lambda: cost.expected_distinct_experts(0, 6, 3), "experts=0 must be above 0"),
+    (lambda: cost.kv_bytes_grouped(61, 0, 128, 2), "kv_heads=0 must be above 0"),
+    (lambda: cost.kv_bytes_shared(356, (2, 0, 1)), "tokens_per_entry=0 must be above 0"),
+    (lambda: cost.ridge_flops_per_byte(-1, 20), "flops_per_s=-1 must be above 0"),
+    (lambda: cost.ttft_seconds(-5, 0.5, kv_bytes_per_token=890, read_bytes_per_s=1,
+                               active_parameters=1, flops_per_s=1), "tokens=-5 must be 0 or more"),
 ])
 def test_impossible_arguments_are_refused(call, said):
     with pytest.raises(CostError, match=said):

@@ -102,6 +102,8 @@ def test_a_chip_is_frozen_and_must_make_sense():
         hardware.H100.memory_bytes = 1
     with pytest.raises(ValueError, match="memory_bytes=0 must be above 0"):
         Chip("none", 0, 1e12)
+    with pytest.raises(ValueError, match="fp8_flops_per_s=0 must be above 0; leave out a rate"):
+        Chip("idle", 1e9, 1e12, fp8_flops_per_s=0)
     with pytest.raises(ValueError, match="usable_share=90 must be a share"):
         Chip("percent", 1e9, 1e12, usable_share=90)
 
