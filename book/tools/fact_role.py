@@ -1,7 +1,8 @@
 """The `{fact}` role of `.md` pages: value and unit of a claim, linked to its row in the register.
 
-{fact}`S39` prints 890 B/token. An id that the register does not have is a warning, and the strict
-build fails. Notebooks use the function `fact` instead, since Colab would show the role as text.
+{fact}`S39` prints 890 B/token; a claim without a value prints what it says. An id that the
+register does not have is a warning, and the strict build fails. Notebooks use the
+function `fact` instead, since Colab would show the role as text.
 """
 
 from importlib.resources import files
@@ -26,7 +27,8 @@ class FactRole(SphinxRole):
         except UnknownFactError as error:
             logging.getLogger(__name__).warning(str(error), location=self.get_location())
             return [nodes.problematic(self.rawtext, self.rawtext)], []
-        link = pending_xref("", nodes.inline("", claim.amount), refdomain="std", reftype="ref",
+        words = claim.amount if claim.has_value else claim.quantity
+        link = pending_xref("", nodes.inline("", words), refdomain="std", reftype="ref",
                             reftarget=anchor(claim.id), refexplicit=True, refwarn=True,
                             refdoc=self.env.docname)
         return [link], []
