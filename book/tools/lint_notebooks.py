@@ -151,7 +151,9 @@ def tree(source: str) -> ast.Module | None:
 
 def is_live(cell) -> bool:
     """Whether a code cell shows fields and a button, by `try_it` of lesson/live.py."""
-    return cell.cell_type == "code" and "try_it" in used(cell.source)
+    return cell.cell_type == "code" and any(
+        "try_it" in (getattr(node, "id", None), getattr(node, "attr", None))
+        for node in ast.walk(tree(cell.source) or ast.Module([], [])))
 
 
 def used(source: str) -> set[str]:

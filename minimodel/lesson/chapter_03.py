@@ -45,7 +45,13 @@ class Routes(NamedTuple):
 
 
 def routes(model: Transformer, ids: Sequence[int]) -> Routes:
-    """Read a text and write down what every gate answers for every token."""
+    """Read a text and write down what every gate answers for every token.
+
+    Raises ValueError for a model without expert layers, and for an empty text.
+    """
+    if not model.moe_layers() or not len(ids):
+        raise ValueError("nothing to hear: routes needs a model with expert layers and at least "
+                         "one token")
     heard = []                              # (weights, chosen) of each gate, in layer order
     hooks = [layer.gate.register_forward_hook(lambda gate, rows, out: heard.append(out))
              for layer in model.moe_layers()]
@@ -132,23 +138,24 @@ def ways_figure(rows: Sequence[int], times: Mapping[str, Sequence[float]], base:
     # colour, and where the label stands: at which point, moved how far
     looks = {"loop over tokens": ("ink", -1, -2, 12), "all experts": ("waste", -1, -2, 12),
              "loop over experts": ("prefill", -2, 0, 13), base: ("expert", len(rows) // 2, 0, -12)}
+    ratios = {name: [t / b for t, b in zip(times[name], times[base], strict=True)]
+              for name in looks}
     fig, ax = figure(5, 3.6)
     for name, (meaning, at, dx, dy) in looks.items():
-        ratios = [t / b for t, b in zip(times[name], times[base], strict=True)]
-        measured(ax, rows, ratios, meaning, name)
-        direct_label(ax, rows[at], ratios[at], name, meaning, dx=dx, dy=dy)
+        measured(ax, rows, ratios[name], meaning, name)
+        direct_label(ax, rows[at], ratios[name][at], name, meaning, dx=dx, dy=dy)
+    slowest = ratios["loop over tokens"][-1]
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.minorticks_off()
     ax.set_xticks(rows, [f"{n:,}" for n in rows])
     ax.set(xlabel="rows in a step", ylabel=f"time, {base} = 1",
-           ylim=(0.4, 3 * times["loop over tokens"][-1] / times[base][-1]))
-    finding(ax, "The more rows a step has, the more it pays to group them by expert")
+           ylim=(0.7 * min(0.6, *map(min, ratios.values())), 3 * slowest))
+    finding(ax, "The more rows a step has, the further a loop over tokens falls behind")
     key(ax, "measured", loc="upper left")
-    slowest = times["loop over tokens"][-1] / times[base][-1]
     return Figure(fig, f"Measured: with {rows[-1]:,} rows a loop over tokens takes {slowest:.0f} "
                        "times as long as sorting by expert, and running all experts "
-                       f"{times['all experts'][-1] / times[base][-1]:.1f} times.")
+                       f"{ratios['all experts'][-1]:.1f} times.")
 
 
 # --- who reads what ----------------------------------------------------------------------------
@@ -202,7 +209,10 @@ def expert_stepper(text: str, heard: Routes, num_experts: int, layer: int) -> St
     """The text once for each expert of a layer, busiest first, its bytes filled by weight.
 
     heard  what the gates said about the bytes of `text`, without a start token
+    layer  1 is the first layer with experts
     """
+    if not 1 <= layer <= len(heard.chosen):
+        raise ValueError(f"there is no expert layer {layer}: choose 1 to {len(heard.chosen)}")
     if heard.chosen.shape[1] != len(text):
         raise ValueError(f"{heard.chosen.shape[1]} tokens do not fit {len(text)} bytes: leave the "
                          "start token out")
@@ -227,12 +237,16 @@ def _most_often(read: Sequence[str], most: int = 4) -> str:
 
 
 def _coloured(text: str, strengths: Sequence[float], alt: str) -> draw.Drawing:
-    """A text in rows as its lines break, each byte in a box as strong as given."""
+    """A text in rows, each byte in a box as strong as given; lines too long for the page go on."""
     boxes, words, line, column = [], [], 0, 0
     step, height = 8.6, 24
+    columns = int(WIDTH // step)
     signs = draw.marks(text)
     rows: list[list[str]] = [[]]
     for byte, sign, strength in zip(text, signs, strengths, strict=True):
+        if column == columns:
+            line, column = line + 1, 0
+            rows.append([])
         if strength > 0:
             boxes.append(draw.shade(column * step, line * height, step, height - 3, "expert",
                                     FAINTEST + (STRONGEST - FAINTEST) * strength, edge="expert"))
@@ -381,7 +395,8 @@ def models_figure(config: ModelConfig) -> Figure:
     ax.minorticks_off()
     ax.set(xlim=(1e5, 2e13), ylim=(-0.6, len(rows) - 0.4), yticks=[],
            xlabel="parameters (log scale)")
-    finding(ax, "The larger the model, the smaller the part that a token meets")
+    shares = [row.active / row.total for row in rows]
+    finding(ax, f"A token meets {shares[0]:.0%} of the toy, a few percent of large models")
     key(ax, "modelled", "reported", loc="upper right")
     return Figure(
         fig,
@@ -488,13 +503,18 @@ def byte_explorer() -> Explorable:
 # --- try it ---------------------------------------------------------------------------------------
 
 
+LONGEST_TYPED = 500
+
+
 def show_experts(text: str, layer: int = 3) -> Stepper:
     """Any text of yours, expert by expert of one layer.
 
-    Raises ValueError for an empty text, and for one that is not ASCII.
+    Raises ValueError for a text that is empty, too long, or not plain ASCII.
     """
-    if not text.isascii() or not text:
+    if not text.isascii() or not text.replace("\n", "").isprintable() or not text:
         raise ValueError("type some plain text: letters, digits and signs of ASCII")
+    if len(text) > LONGEST_TYPED:
+        raise ValueError(f"{len(text):,} bytes are too many to draw: {LONGEST_TYPED} at most")
     model = checkpoint.load()
     heard = routes(model, [START, *text.encode()])
     return expert_stepper(text, Routes(*(part[:, 1:] for part in heard)), model.config.num_experts,

@@ -11,6 +11,7 @@ from minimodel.config import ModelConfig
 from minimodel.lesson import chapter_03, facts
 from minimodel.lesson.exercises.chapter_03 import CHAPTER
 from minimodel.lesson.exercises.common import ODD, odd_model, random_tokens
+from minimodel.lesson.exercises.engine import judge
 from minimodel.model import checkpoint
 from minimodel.model.batch import Batch
 from minimodel.model.moe import MoE
@@ -46,6 +47,13 @@ def test_routes_stop_listening_when_the_model_fails():
     with pytest.raises(IndexError):
         chapter_03.routes(model, [ODD.vocab_size + 5])
     assert not any(layer.gate._forward_hooks for layer in model.moe_layers())
+
+
+@pytest.mark.parametrize("ids", [[], None])
+def test_routes_refuse_what_has_nothing_to_hear(ids):
+    model = odd_model(3) if ids == [] else odd_model(3, ModelConfig(num_layers=1))
+    with pytest.raises(ValueError, match="a model with expert layers and at least one token"):
+        chapter_03.routes(model, ids or [])
 
 
 def test_every_printable_byte_is_of_one_class():
@@ -100,9 +108,28 @@ def test_a_text_of_another_length_is_refused():
         chapter_03.expert_stepper("ab", heard, 4, layer=1)
 
 
+@pytest.mark.parametrize("layer", [0, 2, -1])
+def test_a_layer_without_experts_is_refused(layer):
+    heard = chapter_03.Routes(torch.ones(1, 3, 2), torch.ones(1, 3, 2).int())
+    with pytest.raises(ValueError, match=rf"no expert layer {layer}: choose 1 to 1"):
+        chapter_03.expert_stepper("abc", heard, 4, layer)
+
+
+def test_a_long_line_goes_on_below():
+    text = "x" * 101
+    heard = chapter_03.Routes(torch.ones(1, 101, 1), torch.zeros(1, 101, 1).int())
+    frame = chapter_03.expert_stepper(text, heard, 2, layer=1).frames[0]
+    lines = re.findall(r">(x+)</text>", frame)
+    assert len(lines) == 3 and "".join(lines) == text
+    right = [float(x) for x in re.findall(r'<rect x="([\d.]+)"', frame)]
+    assert len(right) == 101 and max(right) < chapter_03.WIDTH - 8
+
+
 def test_the_ways_are_drawn_as_multiples_of_the_base():
     times = {"sorted": [2.0, 4.0], "loop over tokens": [2.0, 80.0], "loop over experts": [3.0, 6.0],
              "all experts": [4.0, 20.0]}
+    drawn = chapter_03.ways_figure([1, 8], times | {"all experts": [0.2, 20.0]}, "sorted")
+    assert drawn.fig.axes[0].get_ylim()[0] < 0.1         # the quickest is not cut off
     table = chapter_03.ways_figure([1, 8], times, "sorted").table
     found = {name: [y for series, y in zip(table["series"], table["y"], strict=True)
                     if series == name] for name in times}
@@ -156,6 +183,38 @@ def test_the_sizes_are_the_registers_and_the_toys():
     assert table["from"] == ["its sizes", "a source", "a source"]
 
 
+# --- exercises -----------------------------------------------------------------------------------
+
+
+def verdict(id, answer):
+    return judge(CHAPTER[id], answer)
+
+
+def test_a_gate_may_compute_in_32_bits_and_must_return_the_experts_second():
+    def gate(x, weight, bias, k):
+        scores = (x.float() @ weight.float().T).sigmoid()
+        chosen = (scores + bias.float()).topk(k).indices
+        weights = scores.gather(1, chosen)
+        return weights / weights.sum(1, keepdim=True), chosen
+
+    assert verdict("3.2", gate)
+    assert "come second" in verdict("3.2", lambda *inputs: gate(*inputs)[::-1]).message
+
+
+def test_the_bias_rule_goes_by_the_mean_not_by_the_median():
+    def by(middle):
+        return lambda bias, counts, rate: bias - rate * (counts - middle(counts.float())).sign()
+
+    assert verdict("3.5", by(torch.mean))
+    assert "exactly the mean" in verdict("3.5", by(torch.median)).message
+
+
+def test_the_pace_is_a_ratio_of_whole_steps():
+    assert verdict("3.6", 1.875)
+    assert "time is added" in verdict("3.6", 0.875).message
+    assert "the other way round" in verdict("3.6", 48 / 90).message.lower()
+
+
 # --- play ----------------------------------------------------------------------------------------
 
 
@@ -184,9 +243,10 @@ def test_the_explorer_stops_at_a_short_texts_end():
 
 
 @needs_toy
-@pytest.mark.parametrize("text", ["", "naïve"])
-def test_texts_that_cannot_be_shown_are_refused(text):
-    with pytest.raises(ValueError, match="plain text"):
+@pytest.mark.parametrize(("text", "said"), [("", "plain text"), ("naïve", "plain text"),
+                                            ("a\x00b", "plain text"), ("ab" * 251, "502 bytes")])
+def test_texts_that_cannot_be_shown_are_refused(text, said):
+    with pytest.raises(ValueError, match=said):
         chapter_03.show_experts(text)
 
 

@@ -87,6 +87,8 @@ def test_a_live_cell_is_skipped_alone_and_says_what_it_shows():
     ("import os\n" + LIVE, SHOWS, "'try-it' is live: tag it skip-execution"),
     ("import os\n" + LIVE, SKIPPED, "'try-it' is live: say in its metadata what"),
     (LIVE, {**SKIPPED, **SHOWS}, "'try-it' is live but needs os: import"),
+    ("from minimodel.lesson import live\nlive.try_it(print)", SKIPPED,
+     "'try-it' is live: say in its metadata what"),
 ])
 def test_faults_of_live_cells_are_found(source, metadata, complaint):
     found = faults(notebook(code(source, metadata=metadata)))
