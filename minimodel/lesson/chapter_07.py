@@ -1,11 +1,16 @@
-"""The drawings of chapter 07: entries to scale, rows that go on, absorbing, bytes, recall."""
+"""Chapter 07: where heads look, and its drawings: entries, rows, absorbing, bytes, recall."""
 
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
+
+from ..cache.dense import DenseCache
 from ..config import ModelConfig
 from ..engine.recall import Recall
+from ..model.attention import rotary_angles, rotate
+from ..model.transformer import Transformer
 from ..simulate import cost
 from . import draw, facts, palette
 from .charts import Size, compare_sizes
@@ -15,6 +20,32 @@ from .figures import Figure, direct_label, figure, finding, key, measured, model
 
 MUTED = palette.colour("muted").light
 STRONG, FAINT = 0.85, 0.4       # the two parts of an entry: keys or latent, values or rotary key
+
+
+# --- where heads look ------------------------------------------------------------------------
+
+
+def best_looks(model: Transformer, tokens: Sequence[int], layer: int) -> list[list[int]]:
+    """For each KV head of `layer`, the place that each of its query heads likes best.
+
+    The last token's query is compared with every noted key. Raises ValueError for a model whose
+    entries are latents: they hold no keys.
+    """
+    config = model.config
+    if config.latent_size:
+        raise ValueError(f"latent_size={config.latent_size}: a latent holds no keys to look at; "
+                         "give a model that notes keys and values")
+    dtype, attention, heard = model.lm_head.weight.dtype, model.layers[layer].self_attn, []
+    cache = DenseCache(config, len(tokens), dtype=dtype)
+    hook = attention.q_proj.register_forward_hook(lambda module, x, out: heard.append(out[-1:]))
+    with hook, torch.inference_mode():
+        model(torch.tensor(tokens), cache.batch([len(tokens)]), cache)
+    angles = rotary_angles(torch.tensor([len(tokens) - 1]), config, dtype)
+    q = rotate(heard[0].unflatten(-1, (-1, config.head_dim)), *angles)[0]
+    entries = cache.entries[config.cache_layer(layer), 0, :len(tokens)]
+    k = entries.unflatten(-1, (2, config.num_kv_heads, -1))[:, 0]   # [tokens, KV heads, numbers]
+    scores = q.unflatten(0, (config.num_kv_heads, -1)) @ k.permute(1, 2, 0)
+    return scores.argmax(-1).tolist()
 
 
 # --- what a token leaves ---------------------------------------------------------------------
@@ -30,7 +61,8 @@ def entries_drawing(designs: Mapping[str, ModelConfig]) -> draw.Drawing:
             pieces += _entry(y + 14 + 17 * layer, config, layer, scale)
         y += 34 + 17 * config.num_layers
     sizes = "; ".join(f"{name} {_numbers(config):,}" for name, config in designs.items())
-    return draw.svg(WIDTH, y - 18, f"Numbers that one token leaves in all layers: {sizes}.",
+    return draw.svg(WIDTH, y - 18,
+                    f"Numbers that one token leaves in all layers, to one scale: {sizes}.",
                     *pieces)
 
 
@@ -100,7 +132,7 @@ def absorb_figure(new: Sequence[int], timed: Sequence[float], counted: Sequence[
     ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     ax.minorticks_off()
     ax.set(xlabel="new rows that look at the same entries",
-           ylabel="unfolded over absorbed", ylim=(0.35, 40))
+           ylabel="time unfolded over absorbed", ylim=(0.35, 40))
     direct_label(ax, crossover, 1, f"on paper equal at {crossover:.0f} rows", "ink", dx=-4, dy=-16)
     finding(ax, "Few rows look at latents as they are; many rows unfold them")
     key(ax, "measured", "modelled", loc="upper right")
@@ -121,7 +153,8 @@ def ratios_figure(ratios: Mapping[str, Mapping[str, float]]) -> Figure:
         for what, ratio in measures.items():
             draw_it = modelled if what == "bytes" else measured
             draw_it(ax, [ratio], [len(labels)], meanings[what], f"{design}, {what}")
-            direct_label(ax, ratio, len(labels), f"{ratio:.2f}", meanings[what])
+            dx = -10 if ratio < 1 else 10       # away from the line at 1
+            direct_label(ax, ratio, len(labels), f"{ratio:.2f}", meanings[what], dx=dx)
             labels.append(f"{design}: {what}")
     ax.axvline(1, color=MUTED, linewidth=1)
     ax.set_yticks(range(len(labels)), labels)
@@ -129,7 +162,7 @@ def ratios_figure(ratios: Mapping[str, Mapping[str, float]]) -> Figure:
     ax.set(xlim=(0, 1.25 * max(1, largest)), ylim=(len(labels) - 0.5, -0.5),
            xlabel="times the toy of chapter 05")
     finding(ax, "Smaller notes: a latent costs time to read, sharing saves it")
-    key(ax, "measured", "modelled", loc="upper left")
+    key(ax, "measured", "modelled", loc="lower right")
     return Figure(fig, "; ".join(
         f"{design}: " + ", ".join(f"{what} {ratio:.2f}" for what, ratio in measures.items())
         for design, measures in ratios.items()) + ", each as a multiple of the toy of chapter 05.")
@@ -228,31 +261,32 @@ def sizes_figure(toys: Mapping[str, ModelConfig]) -> Figure:
 SCALE_EVERY = {32: None, 16: None, 8: 32, 4: 16}    # numbers that share a scale of one byte
 
 
-def count_bytes(design: str, layers: int, kv_heads: int, head_dim: int, latent: int, share: int,
+def count_bytes(layers: int, kv_heads: int, head_dim: int, latent: int, share: int,
                 bits: int) -> dict:
     """The twin of the byte counter.
 
-    design  "keys" (keys and values) or "latent"; the other design's sizes are ignored
-    latent  numbers of latent and rotary key together
+    latent  numbers of latent and rotary key together; with 0, an entry holds keys and values
     share   layers in a row that read one layer's notes
     """
     owners = -(-layers // share)
-    numbers = latent if design == "latent" else 2 * kv_heads * head_dim
+    numbers = latent or 2 * kv_heads * head_dim
     every = SCALE_EVERY[bits]
     entry = cost.packed_bytes(numbers, bits, every) if every else numbers * bits / 8
     per_token = cost.kv_bytes_shared(entry, [1] * owners)
     return {"owners": owners, "numbers": numbers, "entry": entry, "per_token": per_token,
+            "holds": "latent and rotary key" if latent else "keys and values",
             "prompt_mb": per_token / 10, "ratio": bytes_of("P-IS03") / per_token}
 
 
-COUNT_BYTES_JS = """({design, layers, kv_heads, head_dim, latent, share, bits}, every) => {
+COUNT_BYTES_JS = """({layers, kv_heads, head_dim, latent, share, bits}, every) => {
   const owners = Math.ceil(layers / share);
-  const numbers = design === "latent" ? latent : 2 * kv_heads * head_dim;
+  const numbers = latent || 2 * kv_heads * head_dim;
   const scales = every.numbers[bits] ? numbers / every.numbers[bits] : 0;
   const entry = numbers * bits / 8 + scales;
   const per_token = owners * entry;
-  return {owners, numbers, entry, per_token, prompt_mb: per_token / 10,
-          ratio: every.largest / per_token};
+  return {owners, numbers, entry, per_token,
+          holds: latent ? "latent and rotary key" : "keys and values",
+          prompt_mb: per_token / 10, ratio: every.largest / per_token};
 }"""
 
 
@@ -266,22 +300,20 @@ def byte_counter(config: ModelConfig) -> Explorable:
         data={"numbers": {str(bits): every for bits, every in SCALE_EVERY.items()},
               "largest": bytes_of("P-IS03")},
         controls=[
-            Choice("design", "what an entry holds",
-                   {"keys": "keys and values", "latent": "latent and rotary key"}, start="keys"),
             Slider("layers", "layers", range(1, 129), start=config.num_layers),
-            Slider("kv_heads", "KV heads (keys and values)", [1, 2, 3, 4, 6, 8, 16, 32, 64, 128],
+            Slider("kv_heads", "KV heads", [1, 2, 3, 4, 6, 8, 16, 32, 64, 128],
                    start=config.num_kv_heads),
-            Choice("head_dim", "numbers in a key (keys and values)", [32, 64, 128],
-                   start=config.head_dim),
-            Slider("latent", "numbers in an entry (latent)", [64, 96, 160, 320, 576, 1088],
-                   start=96),
+            Choice("head_dim", "numbers in a key", [32, 64, 128], start=config.head_dim),
+            Slider("latent", "latent and rotary key in their place (0: none)",
+                   [0, 64, 96, 160, 320, 576, 1088], start=0, unit=" numbers"),
             Slider("share", "layers that read one layer's notes", [1, 2, 3, 4, 6, 8, 10, 20],
                    start=1),
             Choice("bits", "bits a number", {32: "32", 16: "16", 8: "8, and scales",
                                              4: "4, and scales"}, start=32),
         ],
-        says="{owners} layers keep an entry of {entry} bytes: {per_token} bytes a token.",
+        says="{owners} layers keep an entry of {entry} bytes ({holds}): {per_token} bytes a token.",
         names={"owners": "layers that keep notes", "numbers": "numbers in an entry",
+               "holds": "what an entry holds",
                "entry": "bytes of an entry", "per_token": "bytes a token",
                "prompt_mb": "MB for 100,000 tokens", "ratio": "times under LLaMA-3.1 405B"},
         picture=[

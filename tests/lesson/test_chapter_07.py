@@ -5,11 +5,15 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from minimodel.config import ModelConfig
 from minimodel.engine.recall import Recall
 from minimodel.lesson import chapter_07
 from minimodel.lesson.exercises.chapter_07 import CHAPTER
+from minimodel.lesson.exercises.common import ODD as ODD_EXPERTS
+from minimodel.lesson.exercises.common import odd_model, random_tokens
+from minimodel.model.batch import Batch
 from minimodel.simulate import cost
 
 ODD = ModelConfig(hidden_size=36, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=10)
@@ -23,6 +27,45 @@ CHAPTERS = Path(__file__).parents[2] / "chapters"
 def cells(name: str) -> dict[str, str]:
     notebook = json.loads((CHAPTERS / name).read_text(encoding="utf-8"))
     return {cell["id"]: "".join(cell["source"]) for cell in notebook["cells"]}
+
+
+# --- where heads look ----------------------------------------------------------------------
+
+
+def test_a_head_looks_where_its_changed_value_is_felt_most():
+    model, layer = odd_model(seed=7, config=ODD_EXPERTS, contrast=30), 1
+    tokens = random_tokens(13, seed=70)
+    found = chapter_07.best_looks(model, tokens, layer)
+    heads, kv_heads = ODD_EXPERTS.num_heads, ODD_EXPERTS.num_kv_heads
+    assert [len(places) for places in found] == [heads // kv_heads] * kv_heads
+    flat = [place for places in found for place in places]
+    assert flat == [felt_most(model, tokens, layer, head) for head in range(heads)]
+
+
+def felt_most(model, tokens, layer, head) -> int:
+    """The row whose value weighs most in what `head` reads for the last token, by attending."""
+    attention, seen = model.layers[layer].self_attn, []
+    attend = attention.attend
+    def spy(q, entries, part):
+        for place in range(len(tokens)):
+            marked = entries.clone()
+            values = marked[..., marked.shape[-1] // 2:]
+            values.zero_()
+            values[:, place] = 1
+            seen.append(attend(q, marked, part)[-1].unflatten(-1, (-1, model.config.head_dim)))
+        return attend(q, entries, part)
+    attention.attend = spy
+    try:
+        with torch.inference_mode():
+            model(torch.tensor(tokens), Batch([len(tokens)], wanted=range(len(tokens))))
+    finally:
+        del attention.attend
+    return torch.stack(seen)[:, head, 0].argmax().item()
+
+
+def test_latents_have_no_keys_to_look_at():
+    with pytest.raises(ValueError, match="latent_size=14: a latent holds no keys"):
+        chapter_07.best_looks(odd_model(seed=7, config=LATENT), [256, 65, 66], 0)
 
 
 # --- drawings ------------------------------------------------------------------------------
@@ -115,8 +158,7 @@ def test_every_shipped_card_has_counts(name):
 
 
 def counted(**changes) -> float:
-    inputs = {"design": "keys", "layers": 4, "kv_heads": 2, "head_dim": 32, "latent": 96,
-              "share": 1, "bits": 32}
+    inputs = {"layers": 4, "kv_heads": 2, "head_dim": 32, "latent": 0, "share": 1, "bits": 32}
     return chapter_07.count_bytes(**{**inputs, **changes})["per_token"]
 
 
@@ -129,7 +171,7 @@ def test_the_counter_starts_at_the_toys_bytes():
 
 @pytest.mark.parametrize(("changes", "expected"), [
     ({"layers": 126, "kv_heads": 8, "head_dim": 128, "bits": 16}, 516_096),
-    ({"design": "latent", "layers": 61, "latent": 576, "bits": 16}, 70_272),
+    ({"layers": 61, "latent": 576, "bits": 16}, 70_272),
     ({"layers": 7, "share": 3}, 3 * 512),                  # the last owner serves one layer alone
     ({"bits": 8}, 4 * (128 + 4)),
     ({"bits": 4}, 4 * (64 + 8)),
