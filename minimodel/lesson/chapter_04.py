@@ -38,7 +38,7 @@ def recorded(name: str) -> list[dict]:
 
 # --- texts and their loss weights ----------------------------------------------------------
 
-_SHADES = ((3.0, 50), (1.0, 32), (0.4, 18), (0.1, 7), (0.0, 0))     # weight from, percent of colour
+_SHADES = ((3.0, 42), (1.0, 28), (0.4, 16), (0.1, 7), (0.0, 0))     # weight from, percent of colour
 _CSS = (
     ".ss-texts dt{font-weight:650;margin-top:.7rem}.ss-texts dd{margin:.1rem 0 0;max-width:46rem;"
     "font:.86em/1.7 ui-monospace,monospace;white-space:pre-wrap;overflow-wrap:anywhere}"
@@ -47,7 +47,7 @@ _CSS = (
     + "".join(f".ss-w{percent}{{background:color-mix(in srgb,var(--ss-decode,#d27119) {percent}%,"
               "transparent)}" for _, percent in _SHADES)
 )
-_LEGEND = (("0", 0), ("0.15 to 0.2", 7), ("0.4 to 0.9", 18), ("1", 32), ("3", 50))
+_LEGEND = (("0", 0), ("0.15 to 0.2", 7), ("0.4 to 0.9", 16), ("1", 28), ("3", 42))
 
 
 def weighted_texts(documents: Mapping[str, Document], most: int = 5) -> Fragment:
