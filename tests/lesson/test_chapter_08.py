@@ -116,7 +116,7 @@ def test_memory_and_waste_show_measured_numbers():
     found = list(zip(*waste.table.values(), strict=True))
     assert ("counted", "measured", 64, 70) in found
     assert ("equation 8.1", "modelled", 64, 50) in found
-    assert "Blocks waste 2 %, reservation 70 %" in waste.fig.axes[0].get_title("left")
+    assert "Blocks of 16 waste 2 %, reserving 70 %" in waste.fig.axes[0].get_title("left")
 
 
 def test_the_detour_is_shown_in_times_of_the_dense_cache():
@@ -125,6 +125,9 @@ def test_the_detour_is_shown_in_times_of_the_dense_cache():
     assert ("1 request", "measured", 16, 1.2) in found
     assert ("8 requests", "measured", 1, 3) in found
     assert "1.2 times as long for one request and 2.0 times for 8" in shown.alt
+    assert "at blocks of 1, 1.4 and 3.0 times" in shown.alt
+    title = " ".join(shown.fig.axes[0].get_title("left").split())
+    assert title == "8 requests: 3.0 times the dense step in blocks of 1, 2.0 in blocks of 16"
 
 
 def test_scale_keeps_the_kinds_apart():
@@ -213,6 +216,13 @@ def test_who_is_sent_away_does_not_end(make_model):
     assert told.count("B ends") == told.count("A ends") == 1
 
 
+def test_a_run_without_requests_has_one_moment(make_model):
+    model = make_model(dtype=torch.float32)
+    engine = Engine(model, PagedCache(model.config, num_blocks=3, block_size=5))
+    (only,) = chapter_08.record(engine, {})
+    assert not only.tables and only.free == (0, 1, 2)
+
+
 @pytest.mark.parametrize(("request_id", "name"), [("0", "A"), ("2", "C"), ("1/1", "B2")])
 def test_requests_have_short_names(request_id, name):
     assert chapter_08.name_of(request_id) == name
@@ -232,6 +242,17 @@ def test_near_misses_get_their_own_sentence():
     assert "number of blocks" in verdict("8.1", (4317, 116))
     assert "count from 0" in verdict("8.2", 161)
     assert "larger ones do" in verdict("8.6", 16)
+    assert "even 34 would do" in verdict("8.6", 33)
+    assert "returns nothing" in verdict("8.3", lambda table, past, new, size: None)
+    assert "one number" in verdict("8.3", lambda table, past, new, size: [
+        (table[p // size], p % size) for p in range(past, past + new)])
+
+
+def run_solution(id: str):
+    """What the solution of an exercise defines."""
+    names, exercise = {}, exercises.CHAPTER[id]
+    exec(exercise.solution, names)
+    return names[exercise.answer]
 
 
 def own_that_counts_late(table, place, count, free, copy):
@@ -246,6 +267,24 @@ def own_that_counts_late(table, place, count, free, copy):
 
 def test_a_copy_in_the_wrong_direction_is_told():
     assert "the source first" in verdict("8.4", own_that_counts_late)
+
+
+@pytest.mark.parametrize(("spoil", "told"), [
+    (lambda table, count, free: table.append(8), "only place 1"),
+    (lambda table, count, free: count.__setitem__(4, 5), "only the counts of blocks 6 and"),
+    (lambda table, count, free: free.clear(), "one block should leave the free list"),
+])
+def test_a_copy_that_changes_more_than_it_should_is_told(spoil, told):
+    own = run_solution("8.4")
+
+    def careless(table, place, count, free, copy):
+        copied = count[table[place]] > 1 and free
+        done = own(table, place, count, free, copy)
+        if copied:
+            spoil(table, count, free)
+        return done
+
+    assert told in verdict("8.4", careless)
 
 
 def test_any_free_block_will_do():

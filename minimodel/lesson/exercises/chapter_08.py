@@ -97,10 +97,16 @@ STEPS = [([9, 4, 13, 1], 0, 5, 7), ([9, 4, 13, 1], 3, 16, 7), ([6, 0, 2], 10, 1,
 def check_slots(answer: object) -> Verdict:
     slots = function_in(answer)
     for table, past, new, size in STEPS:
-        found = list(slots(list(table), past, new, size))
+        found = slots(list(table), past, new, size)
+        if found is None:
+            return wrong("This returns nothing. Hand back a list: one slot for each row.")
+        found = list(found)
         expected = [table[p // size] * size + p % size for p in range(past, past + new)]
         if found == expected:
             continue
+        if any(isinstance(slot, (tuple, list)) for slot in found):
+            return wrong(f"A slot is one number here, numbered through as in 8.2; {found[0]} is "
+                         "several. Where do the slots of a block begin?")
         case = f"For the table {table}, blocks of {size}, {past} tokens noted and {new} new"
         if len(found) != new:
             return wrong(f"{case}, {new} slots are asked for; this returns {len(found)}.")
@@ -110,8 +116,8 @@ def check_slots(answer: object) -> Verdict:
                      f"{expected[place]}; this says {found[place]}. A step may cross from one "
                      "block into the next, and the next may lie anywhere.")
     return right("Prompts, chunks and single tokens, within a block and across: the same "
-                 "arithmetic for all. A serving engine computes exactly this list once a step and "
-                 "calls it the slot mapping.")
+                 "arithmetic for all. `PagedStep` works out such a list once a step, for all "
+                 "layers; it is often called the slot mapping.")
 
 
 SLOT_MAPPING = Exercise(
@@ -151,7 +157,11 @@ def own_verdict(own, free: list[int], holders: int) -> Verdict | None:
     count = [0] * 9
     count[4], count[3], count[6] = 1, 1, holders
     state, copies = (list(table), list(count), list(free)), []
-    done = own(table, place, count, free, lambda a, b: copies.append((a, b)))
+
+    def copy(source: int, target: int) -> None:
+        copies.append((source, target))
+
+    done = own(table, place, count, free, copy)
     case = f"With {holders} holding the block and {len(state[2])} blocks free"
     alone, possible = holders == 1, bool(state[2])
     if alone or not possible:
@@ -159,7 +169,7 @@ def own_verdict(own, free: list[int], holders: int) -> Verdict | None:
             return wrong(f"{case}, nothing should change" + (
                 ": a block that one table holds can be written to as it is." if alone else
                 ": there is no block for the copy, so say False before you touch anything."))
-        if done is not alone:
+        if done != alone:
             return wrong(f"{case}, this returns {done!r}; it should be {alone}.")
         return None
     if table[place] == block or table[place] not in state[2]:
@@ -175,9 +185,24 @@ def own_verdict(own, free: list[int], holders: int) -> Verdict | None:
     if count[target] != 1 or target in free:
         return wrong(f"{case}, the copy is now held by one table. Its count says {count[target]}, "
                      f"and it {'is' if target in free else 'is not'} in the free list.")
-    if done is not True:
+    if not done:
         return wrong(f"{case}, this returns {done!r}; after the copy the table owns its block: "
                      "True.")
+    return stray_change(case, state, (table, count, free), place, target)
+
+
+def stray_change(case: str, before, after, place: int, target: int) -> Verdict | None:
+    """What a copy has changed beside the block, its copy and their counts; None if nothing."""
+    (table, count, free), touched = before, (before[0][place], target)
+    if after[0] != [*table[:place], target, *table[place + 1:]]:
+        return wrong(f"{case}, only place {place} of the table should change: {table} became "
+                     f"{after[0]}.")
+    if any(a != b for i, (a, b) in enumerate(zip(count, after[1], strict=True))
+           if i not in touched):
+        return wrong(f"{case}, only the counts of blocks {touched[0]} and {target} should change: "
+                     f"{count} became {after[1]}.")
+    if after[2] != [block for block in free if block != target]:
+        return wrong(f"{case}, one block should leave the free list: {free} became {after[2]}.")
     return None
 
 
@@ -232,7 +257,7 @@ def check_faults(answer: object) -> Verdict:
                          f"{type(found).__name__}.")
         if {b: by for b, by in found.items() if by} == expected:
             if 0 in found.values():
-                return wrong("Blocks whose counts are right do not belong into the answer.")
+                return wrong("Leave out the blocks whose counts are right.")
             continue
         missed = next((block for block, by in expected.items() if found.get(block) != by), None)
         if missed is None:
@@ -240,7 +265,7 @@ def check_faults(answer: object) -> Verdict:
             return wrong(f"Block {extra} is in {held[extra]} tables and counts {count[extra]}: "
                          "nothing is wrong with it.")
         return wrong(f"Block {missed} is in {held[missed]} tables and counts {count[missed]}, so "
-                     f"{expected[missed]:+d} belongs into the answer; yours has "
+                     f"{expected[missed]:+d} belongs in the answer; yours has "
                      f"{found.get(missed, 'nothing')}.")
     return right("Leaks (too high) and double frees (too low), also of blocks that somebody still "
                  "holds. This is the first half of `BlockPool.check`.")
@@ -279,8 +304,8 @@ def check_block_size(answer: object) -> Verdict:
         return right("32: half a block is 15.5 slots, 3.7 % of 415.5. At 64 it is 7.3 %. For the "
                      "12,035 tokens that a prompt of one published trace has on average, even "
                      "blocks of 512 would do.")
-    if value in (33, 34):
-        return wrong("By the equation that is the largest number; asked for is a power of two.")
+    if 32 < value < 35:
+        return wrong("By the equation even 34 would do; asked for is a power of two.")
     if value in (1, 2, 4, 8, 16):
         return wrong(f"Blocks of {value:.0f} stay under 4 %, but larger ones do, too.")
     if value == 64:
@@ -295,7 +320,7 @@ BLOCK_SIZE = Exercise(
            "empty?",
     starter="answer = ...",
     check=check_block_size,
-    hints=("A request wastes (s - 1) / 2 slots on average and holds the mean and those.",
+    hints=("Beside its 400 noted slots, a request holds (s - 1) / 2 empty ones on average.",
            "Solve x / (400 + x) = 0.04 for x, the waste of one request in slots."),
     solution="def waste(s):\n    half = (s - 1) / 2\n    return half / (400 + half)\n\n"
              "answer = max(s for s in (2**i for i in range(12))\n             if waste(s) < 0.04)",
@@ -330,8 +355,8 @@ SMALLEST = Exercise(
              "the workload cell ran longer for small blocks. The same holds for everything that "
              "is done by block: keys (chapter 10), files on disk (chapter 11), messages to "
              "another worker (chapter 12).\n\n"
-             "(Some engines do use pages of one token and win back the cost elsewhere: then any "
-             "two prompts share their beginning to the very token at which they part.)",
+             "(They would buy something, too: any two prompts could share their beginning to the "
+             "very token at which they part.)",
 )
 
 CHAPTER = Chapter(
