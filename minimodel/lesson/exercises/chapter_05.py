@@ -446,7 +446,8 @@ def what_differs(lengths: tuple[int, ...], found: list, expected: list) -> str |
     for length, ours, alone in zip(lengths, found, expected, strict=True):
         if first_difference(ours, alone) is not None:
             return (f"Among prompts of {name_all(lengths)} tokens, the one of {length} does not "
-                    "get the answer that it gets alone. What do its notes hold that it never said?")
+                    "get the answer that it gets alone. What do its notes hold that its prompt "
+                    "does not?")
     return None
 
 
@@ -460,8 +461,10 @@ TOGETHER = Exercise(
     title="Texts of different lengths, together",
     prompt="Several prompts can share each forward: the cache has a sequence for each, and `batch` "
     "takes one count of new rows for each. This version answers them all in step. But it first "
-    "makes the prompts equally long, as libraries that want rectangles do, and all but the longest "
-    "get wrong answers. Mend it. (`logits` has one row for each text: that of its last token.)",
+    "fills the short prompts up with zeros, as libraries that want rectangles do, and it does not "
+    "hide the zeros from attention, as those libraries do. So all but the longest get wrong "
+    "answers. Mend it; no zeros are needed. (`logits` has one row for each text: that of its last "
+    "token.)",
     starter="""def answer_all(model, prompts, cache, count):
     longest = max(len(prompt) for prompt in prompts)
     new = [[0] * (longest - len(prompt)) + prompt
@@ -507,10 +510,10 @@ WHY_NOT_QUERIES = Exercise(
     solution="**Queries** are used once, in the row's own step, to look back. No later token asks "
     "with an earlier token's query, so keeping it would cost memory and save nothing.\n\n"
     "**The vector before the projections** would do: key and value can be made from it again. "
-    "With a key and a value for every query head (plain multi-head attention) it is half as "
-    "large as the two together. In this toy, where four query heads share a pair, it has "
-    "exactly as many numbers (128), so nothing is won. And each step would have to project every "
-    "earlier token again: 2 times 128 times 128 operations an entry and layer, 32 times what "
+    "In plain multi-head attention every query head has a key and a value, and usually all keys "
+    "together are as wide as the row: then the row is half as large as the two together. In this "
+    "toy, where four query heads share a pair, it has exactly as many numbers (128), so nothing "
+    "is won. And each step would have to project every earlier token again: 2 times 128 times 128 operations an entry and layer, 32 times what "
     "looking at it costs.\n\nThe idea is a good one all the same if the vector is small and the "
     "projection can be folded into the query. The turn by position stands in the way of that, so "
     "multi-head latent attention keeps a small turned key beside a small vector. Chapter 07 "
