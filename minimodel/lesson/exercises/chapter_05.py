@@ -514,8 +514,9 @@ WHY_NOT_QUERIES = Exercise(
     "together are as wide as the row: then the row is half as large as the two together. In this "
     "toy, where four query heads share a pair, it has exactly as many numbers (128), so nothing "
     "is won. And each step would have to project every earlier token again: 2 times 128 times 128 "
-    "operations an entry and layer, 32 times what looking at it costs.\n\nThe idea is a good one all the same if the vector is small and the "
-    "projection can be folded into the query. The turn by position stands in the way of that, so "
+    "operations an entry and layer, 32 times what looking at it costs.\n\n"
+    "The idea is a good one all the same if the vector is small and the projection can be "
+    "folded into the query. The turn by position stands in the way of that, so "
     "multi-head latent attention keeps a small turned key beside a small vector. Chapter 07 "
     "builds it.",
 )
