@@ -244,9 +244,10 @@ class LivePlot:
 # --- runs, recorded ------------------------------------------------------------------------
 
 
-def appears_figure(log: Sequence[Mapping], until: int = 1600) -> Figure:
+def appears_figure(log: Sequence[Mapping], until: int = 1600,
+                   run: str = "the run that made the shipped toy") -> Figure:
     """The moment recall appears: the loss in the shortest rows, half of them strings that repeat;
-    then the values that the run writes whole.
+    then the values that the run writes whole. `run` says whose log it is.
     """
     log = [line for line in log if line["step"] <= until]
     echo = [line for line in log if line["length"] == log[0]["length"]]
@@ -264,18 +265,18 @@ def appears_figure(log: Sequence[Mapping], until: int = 1600) -> Figure:
     for before, line in pairwise(later):
         if before["length"] != line["length"]:
             _from_here(bottom, before["step"], f"rows of {line['length']}")
-    finding(top, "Within some 200 steps the toy learns to copy; then recall begins")
+    finding(top, "Within some 200 steps it learns to copy; then recall begins")
     key(top, "measured", loc="upper right")
     return Figure(
         fig,
-        f"In the shipped run the loss in rows of {log[0]['length']} falls from "
+        f"In {run} the loss in rows of {log[0]['length']} falls from "
         f"{echo[0]['loss']:.1f} to {echo[-1]['loss']:.1f}, fastest between steps "
         f"{fall[0]['step']} and {fall[1]['step']}. The values written whole rise from "
         f"{100 * later[0]['recall']:.0f} % at step {later[0]['step']} to "
         f"{100 * later[-1]['recall']:.0f} % at step {later[-1]['step']}, with a dip where the rows "
         "get longer.",
-        caption="Recorded: the log of the run that made the shipped toy. Longer rows hold more "
-                "facts, so recall dips where they begin.")
+        caption=f"Recorded: the log of {run}. Longer rows hold more facts, so recall dips where "
+                "they begin.")
 
 
 def _from_here(ax, step: int, what: str) -> None:
