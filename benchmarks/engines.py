@@ -1,12 +1,15 @@
 """Engines to compare, behind one small face: prompts in, exactly so many greedy tokens out.
 
-All serve one checkpoint folder, in float32, on as many threads as torch was told to use.
+All serve one checkpoint folder, in float32, on as many threads as torch was told to use. A call
+is timed by two clocks: on the wall, and by the time that this process computed. On a machine
+that others use, too, the second is the one to trust, with one thread.
 """
 
 import random
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -33,7 +36,8 @@ class Ours:
         model = checkpoint.load(folder)
         limits = Limits(max_tokens_per_step=max_tokens, max_running=64, spare_blocks=0,
                         context=model.config.context)
-        self.engine = Engine(model, PagedCache(model.config, -(-2 * max_tokens // 16)), limits)
+        self.engine = Engine(model, PagedCache(model.config, -(-2 * max_tokens // 16)), limits,
+                             reuse=False)           # the same prompts come twice: once for the rate
 
     def generate(self, prompts, count):
         sampling = Sampling(max_tokens=count, stop_ids=frozenset())
@@ -57,6 +61,22 @@ class Transformers:
         out = self.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False,
                                   max_new_tokens=count, min_new_tokens=count)
         return out[:, ids.shape[1]:].tolist()
+
+
+class Seconds(NamedTuple):
+    wall: float
+    cpu: float
+
+    def __sub__(self, other: "Seconds") -> "Seconds":
+        return Seconds(self.wall - other.wall, self.cpu - other.cpu)
+
+
+def timed(server: Server, prompts: Sequence[list[int]],
+          count: int) -> tuple[Seconds, list[list[int]]]:
+    """What a call took, and the tokens."""
+    started = Seconds(time.perf_counter(), time.process_time())
+    tokens = server.generate(prompts, count)
+    return Seconds(time.perf_counter(), time.process_time()) - started, tokens
 
 
 def random_prompts(rng: random.Random, count: int, length: int) -> list[list[int]]:

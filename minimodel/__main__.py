@@ -1,4 +1,4 @@
-"""The command line: `python -m minimodel generate | train`.
+"""The command line: `python -m minimodel generate | train | store`.
 
 torch is loaded by the command that needs it, so that `--help` answers at once.
 """
@@ -6,6 +6,8 @@ torch is loaded by the command that needs it, so that `--help` answers at once.
 import argparse
 import os
 import sys
+import time
+from collections import Counter
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")    # before torch: see `train`'s help
@@ -23,6 +25,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_generate(commands)
     add_train(commands)
+    add_store(commands)
     return top
 
 
@@ -42,6 +45,12 @@ def add_generate(commands) -> None:
                           help="checkpoint folder, as `train` writes it (default: the shipped toy)")
     generate.add_argument("--without-cache", action="store_true",
                           help="read the whole text again for every token: same answer, slower")
+    generate.add_argument("--store", type=Path, metavar="DIR",
+                          help="keep the notes of what is read and written in this folder, and "
+                               "compute only what is not there from an earlier time")
+    generate.add_argument("--usage", action="store_true",
+                          help="then print which tokens were hits, misses and output (to standard "
+                               "error)")
     generate.set_defaults(run=run_generate)
 
 
@@ -68,11 +77,26 @@ def add_train(commands) -> None:
     train.set_defaults(run=run_train)
 
 
+def add_store(commands) -> None:
+    store = commands.add_parser(
+        "store", help="look at a folder of notes, and tidy it",
+        description="ls: the records, the one used longest ago first; stats: how many, of how many "
+                    "models; check: read them all and say if any is damaged; expire: remove those "
+                    "that nobody used for as long as they were to be kept; clear: remove all. An "
+                    "engine that uses the folder at the same time may go on.")
+    store.add_argument("action", choices=STORE_ACTIONS)
+    store.add_argument("folder", type=Path, metavar="DIR", help="the folder, as --store names it")
+    store.set_defaults(run=run_store)
+
+
 def run_generate(options: argparse.Namespace) -> None:
+    if options.without_cache and (options.store or options.usage):
+        raise ValueError("--without-cache keeps no notes, and --store and --usage are about notes: "
+                         "leave out either")
     prompt = read_prompt(options.prompt_file)
     import torch
 
-    from .engine import generate
+    from .engine.engine import usage
     from .model import checkpoint
     from .tokenizer import VOCAB_SIZE, decode_bytes, encode
 
@@ -82,12 +106,34 @@ def run_generate(options: argparse.Namespace) -> None:
         raise ValueError(f"the model in {options.model} has a vocabulary of "
                          f"{model.config.vocab_size}, not the {VOCAB_SIZE} bytes and marks that "
                          "this command writes: give a model that was trained on them")
-    write = generate.stream_without_cache if options.without_cache else generate.stream_with_cache
-    for token in write(model, encode(prompt), options.max_tokens):
+    tokens, request = answer(model, encode(prompt), options)
+    for token in tokens:
         sys.stdout.buffer.write(decode_bytes([token]))
         sys.stdout.buffer.flush()
     sys.stdout.buffer.write(b"\n")
     sys.stdout.buffer.flush()
+    if options.usage:
+        print(usage(request), file=sys.stderr)
+
+
+def answer(model, prompt: list[int], options: argparse.Namespace):
+    """The tokens as they are written, and the engine's request, if it is an engine that writes."""
+    from .cache.paged import PagedCache
+    from .cache.store import DiskStore
+    from .engine.engine import Engine, fingerprint_of
+    from .engine.generate import stream_with_cache, stream_without_cache
+    from .engine.request import Sampling, State
+
+    if not options.store and not options.usage:
+        write = stream_without_cache if options.without_cache else stream_with_cache
+        return write(model, prompt, options.max_tokens), None
+    store = DiskStore(options.store, fingerprint_of(model)) if options.store else None
+    num_blocks = (len(prompt) + options.max_tokens) // 16 + 1
+    engine = Engine(model, PagedCache(model.config, num_blocks), store=store)
+    request = engine.submit(prompt, Sampling(max_tokens=options.max_tokens))
+    if request.state is State.FINISHED:
+        raise ValueError(request.reason)
+    return engine.listen(request), request
 
 
 def read_prompt(name: str) -> bytes:
@@ -131,6 +177,46 @@ def run_train(options: argparse.Namespace) -> None:
     checkpoint.save(model, folder / "checkpoint")
     print("Done. Try: python -m minimodel generate "
           f"--model {folder / 'checkpoint'} --prompt-file F")
+
+
+# --- the store ---------------------------------------------------------------------------
+
+
+def run_store(options: argparse.Namespace) -> None:
+    from .cache.store import DiskStore
+
+    if not options.folder.is_dir():
+        raise ValueError(f"there is no folder {options.folder}: give the one that --store names")
+    store = DiskStore(options.folder, capacity_bytes=1 << 62, min_free_bytes=0)
+    STORE_ACTIONS[options.action](store)
+
+
+def list_records(store) -> None:
+    for key, entry in store.index.entries.items():
+        unused_h = max(0.0, time.time() - entry.last_used_s) / 3600
+        print(f"{key.hex()[:12]} after {entry.parent.hex()[:12]}  "
+              f"model {store.header(key).fingerprint.hex()[:12]}  {entry.num_bytes:,} bytes  "
+              f"unused for {unused_h:.1f} of {entry.ttl_s / 3600:.0f} h")
+
+
+def count_records(store) -> None:
+    models = Counter(store.header(key).fingerprint.hex() for key in store.index.entries)
+    print(f"{len(store.index)} records, {store.index.num_bytes:,} bytes, models: {len(models)}")
+    for model, count in models.most_common():
+        print(f"model {model[:12]}: {count} records")
+
+
+def check_records(store) -> None:
+    try:
+        print(f"{store.check()} records, all whole")
+    except AssertionError as error:
+        raise ValueError(f"{error}. An engine that asks for it removes it and computes") from None
+
+
+STORE_ACTIONS = {
+    "ls": list_records, "stats": count_records, "check": check_records,
+    "expire": lambda store: print(f"{store.counts['expired']} records removed"),    # by opening it
+    "clear": lambda store: print(f"{store.clear()} records removed")}
 
 
 def main(arguments: list[str] | None = None) -> int:

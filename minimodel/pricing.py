@@ -119,12 +119,16 @@ class Usage:
     hit_tokens: int         # prompt_cache_hit_tokens: their notes were found
     miss_tokens: int        # prompt_cache_miss_tokens: read afresh
     output_tokens: int      # completion_tokens: written
+    disk_hit_tokens: int = 0    # of the hits, those from disk: the price is the same
 
     def __post_init__(self):
-        for name in ("hit_tokens", "miss_tokens", "output_tokens"):
+        for name in ("hit_tokens", "miss_tokens", "output_tokens", "disk_hit_tokens"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise PricingError(f"{name}={value!r} must be a whole number of tokens, at least 0")
+        if self.disk_hit_tokens > self.hit_tokens:
+            raise PricingError(f"disk_hit_tokens={self.disk_hit_tokens} are a part of the "
+                               f"{self.hit_tokens} hit tokens and cannot be more")
 
     @classmethod
     def from_api(cls, usage: dict) -> "Usage":

@@ -49,7 +49,8 @@ def generate(model_folder, tmp_path, capsysbinary):
 # --- help ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["train", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["train", "--help"],
+                                       ["store", "--help"]])
 def test_help_comes_without_torch(arguments):
     code = ("import sys, runpy; sys.argv = ['minimodel', *sys.argv[1:]]\n"
             "try: runpy.run_module('minimodel', run_name='__main__')\n"
@@ -283,3 +284,82 @@ def test_a_model_whose_recall_cannot_be_measured(
     code, out, err = recall(model_folder if folder == "short" else folder, "--kinds", "dense")
     assert (code, out) == (2, "")
     assert message in err
+
+
+# --- store ---------------------------------------------------------------------------------
+
+
+STATS = re.compile(r"(\d+) records, ([\d,]+) bytes, models: (\d+)\n")
+
+
+@pytest.fixture
+def store(tmp_path, capsysbinary):
+    """Runs a `store` command on the folder `notes`; gives exit code, output and errors."""
+    def run(action, folder=tmp_path / "notes"):
+        code = main(["store", action, str(folder)])
+        out, err = capsysbinary.readouterr()
+        return code, out.decode(), err.decode()
+    return run
+
+
+def hits(err: str) -> tuple[int, int, int]:
+    return tuple(int(re.search(rf"\b{name}=(\d+)", err)[1])
+                 for name in ("hit_tokens", "miss_tokens", "disk_hit_tokens"))
+
+
+def test_the_second_time_only_the_end_of_a_prompt_is_computed(generate, store, tmp_path):
+    options = ["--max-tokens", "5", "--store", str(tmp_path / "notes"), "--usage"]
+    prompt = b"a prompt of forty-eight bytes, and so of 3 block"
+    plain = generate(prompt, "--max-tokens", "5")
+    assert plain[0] == 0
+    first, second = generate(prompt, *options), generate(prompt, *options)
+    assert first[:2] == second[:2] == plain[:2]
+    assert hits(first[2]) == (0, 49, 0)                 # the start token makes 49
+    assert hits(second[2]) == (48, 1, 48)
+    code, out, err = store("stats")
+    assert (code, err) == (0, "")
+    records, num_bytes, models = STATS.match(out).groups()
+    assert (records, models) == ("3", "1")
+    size = sum(path.stat().st_size for path in (tmp_path / "notes").glob("*/*.kv"))
+    assert num_bytes == f"{size:,}"
+
+
+def test_records_can_be_listed_checked_and_cleared(generate, store, tmp_path):
+    generate(b"x" * 40, "--max-tokens", "1", "--store", str(tmp_path / "notes"))
+    names = {path.stem[:12] for path in (tmp_path / "notes").glob("*/*.kv")}
+    code, out, _ = store("ls")
+    assert code == 0
+    assert {line.split()[0] for line in out.splitlines()} == names
+    assert len(names) == 2
+    assert all("of 168 h" in line for line in out.splitlines())
+    assert store("check") == (0, "2 records, all whole\n", "")
+    assert store("expire") == (0, "0 records removed\n", "")
+    assert store("clear") == (0, "2 records removed\n", "")
+    assert STATS.match(store("stats")[1])[1] == "0"
+
+
+def test_a_damaged_record_is_named_and_old_ones_expire(generate, store, tmp_path):
+    generate(b"x" * 40, "--max-tokens", "1", "--store", str(tmp_path / "notes"))
+    damaged, old = sorted((tmp_path / "notes").glob("*/*.kv"))
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    code, out, err = store("check")
+    assert (code, out) == (2, "")
+    assert damaged.name in err
+    assert "checksum" in err
+    week_ago = time.time() - 8 * 24 * 3600
+    os.utime(old, (week_ago, week_ago))
+    assert store("expire")[:2] == (0, "1 records removed\n")
+    assert not old.exists()
+
+
+def test_a_store_that_is_not_there(store, tmp_path):
+    code, out, err = store("ls", tmp_path / "nowhere")
+    assert (code, out) == (2, "")
+    assert f"there is no folder {tmp_path / 'nowhere'}: give the one that --store names" in err
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_store_and_no_cache_contradict_each_other(generate):
+    code, _, err = generate(b"x", "--without-cache", "--store", "notes")
+    assert code == 2
+    assert "leave out either" in err

@@ -58,14 +58,14 @@ class BlockPool:
             hits.append(block)
         return hits
 
-    def admit(self, hits: Sequence[int], num_new: int) -> BlockTable | None:
-        """A table of the found blocks and `num_new` others. None, and nothing changed, if there
-        are too few.
+    def admit(self, hits: Sequence[int], num_new: int, spare: int = 0) -> BlockTable | None:
+        """A table of the found blocks and `num_new` others, if `spare` more stay free. None, and
+        nothing changed, if there are too few.
 
         All hits are held before any block is taken: else a hit could be taken for new tokens.
         """
         idle_hits = sum(1 for block in hits if not self.references[block])
-        if num_new > len(self.free) - idle_hits:
+        if num_new + spare > len(self.free) - idle_hits:
             return None
         table = BlockTable(hits)
         for block in hits:

@@ -32,6 +32,7 @@ class PagedCache:
         self.block_size = block_size
         self.blocks = torch.zeros(num_blocks, len(config.cache_layers), block_size,
                                   config.entry_width, dtype=dtype)
+        self.bytes = self.blocks.view(num_blocks, -1).view(torch.uint8).numpy()   # the same memory
 
     @property
     def block_bytes(self) -> int:
@@ -60,6 +61,10 @@ class PagedCache:
         if self.blocks.dtype != dtype:
             raise ValueError(f"the model computes in {dtype} and the cache holds "
                              f"{self.blocks.dtype}: make the cache with the model's dtype")
+
+    def bytes_of(self, block: int) -> memoryview:
+        """A block's entries as bytes, to be read or written where they lie."""
+        return memoryview(self.bytes[block])
 
     def copy(self, source: int, target: int) -> None:
         """Copy one block's entries, all layers."""

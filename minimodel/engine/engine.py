@@ -1,13 +1,17 @@
 """The engine: plan, forward, commit, again and again, until nobody waits.
 
-    plan      the scheduler says who computes how many tokens
+    plan      the scheduler says who computes how many tokens, and who reads blocks from disk
     forward   the model computes them all in one call and notes their entries in their blocks
     commit    the scheduler counts them and lets go of who is done
+
+Full blocks can be found by later requests: in memory until they are taken for others, and, if
+there is a store, on disk, where they are written after the step that filled them.
 
 Every step leaves a record: who was in it, with how many tokens, and how long it took. The
 clock is passed in, so that a test, or a simulator, can do without real time.
 """
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -17,18 +21,21 @@ from operator import index
 import torch
 
 from ..cache.blocks import BlockPool
+from ..cache.keys import fingerprint, root_key
 from ..cache.paged import PagedCache
+from ..cache.store import DiskStore, retention_of
+from ..model import checkpoint
 from ..model.batch import Batch
 from ..model.transformer import Transformer
 from ..pricing import Usage
 from .request import Request, Sampling, State
 from .sampling import sample
-from .scheduler import Limits, Scheduler, StepPlan, Work
+from .scheduler import Limits, Load, Scheduler, StepPlan, Work
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one request had in a step: `kind` is prefill or decode."""
+    """What one request had in a step: `kind` is prefill, decode, or load (from the store)."""
 
     request_id: str
     kind: str
@@ -46,34 +53,64 @@ class StepRecord:
     finished: tuple[str, ...]
     num_waiting: int
     blocks_held: int
+    load_s: float = 0.0             # of its time, spent reading blocks from the store,
+    save_s: float = 0.0             # and writing `num_saved` of them, after the tokens were out
+    num_saved: int = 0
 
     @property
     def num_tokens(self) -> int:
-        return sum(share.num_tokens for share in self.shares)
+        """Tokens computed; what was read from the store is not."""
+        return sum(share.num_tokens for share in self.shares if share.kind != "load")
 
 
 class Engine:
-    """Serves requests with one model and one paged cache, several at a time."""
+    """Serves requests with one model and one paged cache, several at a time.
+
+    With `reuse`, a prompt that begins like an earlier one does not compute that beginning again,
+    and with a `store` not even after a restart.
+    """
 
     def __init__(self, model: Transformer, cache: PagedCache, limits: Limits | None = None,
-                 clock: Callable[[], float] = time.perf_counter, keep_records: int = 100_000):
+                 clock: Callable[[], float] = time.perf_counter, keep_records: int = 100_000, *,
+                 store: DiskStore | None = None, reuse: bool = True):
         cache.require(model.config, model.embed_tokens.weight.dtype)
-        self.model, self.cache, self.clock = model, cache, clock
+        self.model, self.cache, self.clock, self.reuse = model, cache, clock, reuse
+        self.store = store
+        self._know_the_model()
         limits = limits or Limits(context=model.config.context)
         limits = replace(limits, context=min(limits.context, model.config.context))
         self.pool = BlockPool(len(cache.blocks), cache.block_size)
-        self.scheduler = Scheduler(self.pool, limits, cache.copy)
+        self.scheduler = Scheduler(self.pool, limits, cache.copy, store)
         self.requests: dict[str, Request] = {}          # those that are not finished
         self.records: deque[StepRecord] = deque(maxlen=keep_records)
         self.num_steps = self.num_submitted = 0
 
+    def _know_the_model(self) -> None:
+        self.fingerprint = fingerprint_of(self.model, self.cache.block_size) if self.reuse else ""
+        if self.store is not None:
+            if not self.reuse:
+                raise ValueError("an engine without reuse has no use for a store: leave out either")
+            self.store.require(self.fingerprint)
+
+    def weights_changed(self, store: DiskStore | None = None) -> None:
+        """The model's weights are others now: what was noted by the old ones is forgotten.
+
+        `store` is opened for the new weights. Raises ValueError while requests are served.
+        """
+        self.pool.forget()
+        self.store = self.scheduler.store = store
+        self._know_the_model()
+
     # --- requests -------------------------------------------------------------------------
 
     def submit(self, prompt: Sequence[int], sampling: Sampling | None = None, *,
-               num_answers: int = 1) -> Request:
+               num_answers: int = 1, reuse: bool = True, salt: bytes = b"",
+               retention: str = "chat") -> Request:
         """Let a request wait. One that could never be served comes back finished, as rejected.
 
-        Raises ValueError for a token that the model does not have, and for no answer at all.
+        Only requests of the same `salt` find each other's blocks; without `reuse` it neither
+        finds nor leaves any. `retention` says how long the store keeps them. Raises ValueError
+        for a token that the model does not have, for no answer at all, an unknown retention.
         """
         prompt = tuple(map(index, prompt))              # of a tensor, too: plain numbers
         outside = [token for token in prompt if not 0 <= token < self.model.config.vocab_size]
@@ -83,8 +120,10 @@ class Engine:
                              "minimodel.tokenizer.encode")
         if num_answers < 1:
             raise ValueError(f"num_answers={num_answers} must be at least 1")
+        retention_of(retention)
+        root = root_key(self.fingerprint, salt) if reuse and self.reuse else None
         request = Request(str(self.num_submitted), prompt, sampling or Sampling(),
-                          num_answers, self.clock())
+                          num_answers, self.clock(), root=root, retention=retention)
         self.num_submitted += 1
         self.scheduler.add(request)
         if request.state is not State.FINISHED:
@@ -108,21 +147,59 @@ class Engine:
         """One step of all who can take part. None if there is nothing to do."""
         started_s = self.clock()
         plan = self.scheduler.plan()
-        if not plan.work:
+        if not plan.work and not plan.loads:
             return None
-        shares = tuple(Share(work.request.id, work.kind, work.computed, work.num_tokens)
-                       for work in plan.work)
-        sampled = self._forward(plan)
-        finished = self.scheduler.commit(plan, sampled, self.clock())
+        loaded = {load.request.id: self._load(load) for load in plan.loads}
+        load_s = self.clock() - started_s if plan.loads else 0.0
+        sampled = self._forward(plan) if plan.work else {}
+        tables = {work.request: list(work.request.table) for work in plan.work}
+        finished = self.scheduler.commit(plan, sampled, self.clock(), loaded)
         self._forget_finished()
+        num_saved, save_s = self._save(tables)
         record = StepRecord(
-            self.num_steps, started_s, self.clock(), shares,
+            self.num_steps, started_s, self.clock(), self._shares(plan, loaded),
             tuple(request.id for request in plan.preempted),
             tuple(request.id for request in finished),
-            len(self.scheduler.waiting), self.pool.num_blocks - len(self.pool.free))
+            len(self.scheduler.waiting), self.pool.num_blocks - len(self.pool.free),
+            load_s, save_s, num_saved)
         self.records.append(record)
         self.num_steps += 1
         return record
+
+    def _shares(self, plan: StepPlan, loaded: dict[str, int]) -> tuple[Share, ...]:
+        size = self.cache.block_size
+        return (*(Share(load.request.id, "load", load.computed, loaded[load.request.id] * size)
+                  for load in plan.loads),
+                *(Share(work.request.id, work.kind, work.computed, work.num_tokens)
+                  for work in plan.work))
+
+    def _load(self, load: Load) -> int:
+        """Read a load's blocks from the store, as far as they are there and right; how many.
+
+        A block that failed is wiped: even notes that nobody reads must be numbers.
+        """
+        for count, (key, block) in enumerate(zip(load.keys, load.blocks, strict=True)):
+            if not self.store.read(key, self.cache.bytes_of(block)):
+                self.cache.blocks[block].zero_()
+                return count
+        return len(load.keys)
+
+    def _save(self, tables: dict[Request, list[int]]) -> tuple[int, float]:
+        """Write the blocks that this step has filled into the store: how many, in what time.
+
+        Their requests may have let go of them by now, but until the next plan nobody takes them.
+        """
+        if self.store is None:
+            return 0, 0.0
+        started_s, before = self.clock(), self.store.counts["saved"]
+        for request, table in tables.items():
+            num_full = request.computed // self.cache.block_size
+            if request.root is not None and num_full > request.num_saved:
+                payloads = [self.cache.bytes_of(block)
+                            for block in table[request.num_saved:num_full]]
+                request.num_saved = self.store.save_chain(request.keys[:num_full], payloads,
+                                                          request.retention)
+        return self.store.counts["saved"] - before, self.clock() - started_s
 
     @torch.inference_mode()
     def _forward(self, plan: StepPlan) -> dict[str, list[int]]:
@@ -171,7 +248,10 @@ class Engine:
 
     def stream(self, prompt: Sequence[int], sampling: Sampling | None = None) -> Iterator[int]:
         """An answer's tokens as they are written; who stops listening aborts the request."""
-        request = self._accepted(prompt, sampling)
+        yield from self.listen(self._accepted(prompt, sampling))
+
+    def listen(self, request: Request) -> Iterator[int]:
+        """The tokens of a submitted request, likewise."""
         seen = 0
         try:
             while seen < len(request.output) or request.state is not State.FINISHED:
@@ -195,7 +275,7 @@ class Engine:
         """Raise AssertionError where the engine's parts do not agree."""
         self.scheduler.check()
         known = {id(answer) for request in self.requests.values() for answer in request.answers}
-        served = [*self.scheduler.waiting, *self.scheduler.running]
+        served = [*self.scheduler.waiting, *self.scheduler.loading, *self.scheduler.running]
         assert all(id(request) in known for request in served), "someone unknown is served"
 
     def stats(self) -> dict[str, int]:
@@ -220,6 +300,16 @@ def samplings(request: Request) -> list[Sampling]:
 
 
 def usage(request: Request) -> Usage:
-    """What a request is billed for, all its answers together: nothing was remembered."""
+    """What a request is billed for, all its answers together."""
     written = sum(len(answer.output) for answer in request.answers)
-    return Usage(0, len(request.prompt) if written else 0, written)
+    if not written:
+        return Usage(0, 0, 0)
+    found = request.num_found
+    return Usage(found, len(request.prompt) - found, written,
+                 disk_hit_tokens=min(request.num_loaded, found))
+
+
+def fingerprint_of(model: Transformer, block_size: int = 16) -> str:
+    """The fingerprint of a model as it is now: what a store for it is opened with."""
+    dtype = f"{model.embed_tokens.weight.dtype} {sys.byteorder}"
+    return fingerprint(model.config, checkpoint.weights_digest(model), block_size, dtype)

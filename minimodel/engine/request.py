@@ -13,14 +13,16 @@
    What it has written it keeps.
 4. It finishes by a stop token, by length, by being aborted, or by being rejected.
 
-LOADING (notes come from disk or from another worker) and HELD (a prefill worker keeps the
-notes until they are fetched) are for chapters 11 and 12.
+Where others computed its beginning before, it begins with `computed` above zero: their blocks
+are in memory, or, LOADING, are read from disk. HELD (a prefill worker keeps the notes until
+they are fetched) is for chapter 12.
 """
 
 import math
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from ..cache import keys
 from ..cache.blocks import BlockTable
 from ..tokenizer import STOP_IDS
 
@@ -94,6 +96,13 @@ class Request:
     reason: str | None = None           # stop, length, aborted, or rejected: why
     num_preempted: int = 0
     answers: list["Request"] = field(default_factory=list)      # itself first, then its forks
+    # What it may find and leave behind:
+    root: bytes | None = None           # where its chain of keys begins; None: it shares nothing
+    retention: str = "chat"             # for how long the store keeps its blocks
+    keys: list[bytes] = field(default_factory=list)
+    num_saved: int = 0                  # of its blocks, from the first on, are in the store
+    num_loaded: int = 0                 # tokens whose notes came from the store
+    num_found: int | None = None        # tokens it had not to compute when it first ran
 
     def __post_init__(self):
         self.answers = [self]
@@ -123,6 +132,16 @@ class Request:
         size = len(self.prompt)
         return [*self.prompt[first:last], *self.output[max(0, first - size):max(0, last - size)]]
 
+    def extend_keys(self, block_size: int) -> list[bytes]:
+        """The keys of its full blocks; those that have become full since are added."""
+        if self.root is not None:
+            for first in range(len(self.keys) * block_size, self.total - block_size + 1,
+                               block_size):
+                previous = self.keys[-1] if self.keys else self.root
+                tokens = self.tokens(first, first + block_size)
+                self.keys.append(keys.next_key(previous, tokens))
+        return self.keys
+
     def move(self, state: State) -> None:
         """Go over to another state. Raises ValueError where that is not a step of its life."""
         if state not in MAY_FOLLOW[self.state]:
@@ -134,7 +153,9 @@ class Request:
         """Another answer to the same prompt, which starts where this one is, with its own seed."""
         twin = Request(f"{self.id}/{number}", self.prompt, arrived_s=self.arrived_s,
                        sampling=self.sampling.of_answer(number),
-                       computed=self.computed, state=self.state)
+                       computed=self.computed, state=self.state, root=self.root,
+                       retention=self.retention, keys=list(self.keys), num_saved=self.num_saved,
+                       num_found=self.num_found)
         self.answers.append(twin)
         return twin
 

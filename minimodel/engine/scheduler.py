@@ -11,6 +11,9 @@ A step has a budget of tokens. `plan` hands it out:
 3. What is left of the budget goes to waiting requests, first come first served. One is
    admitted if all it has to compute now fits in free blocks, with a few to spare for those
    that run: so it is not sent away again at once.
+4. Who is admitted looks first whether the beginning of its text was computed before. Blocks
+   found in memory are shared. If more are in the store, the request is LOADING: some steps
+   read them, a few at a time, while others run. What cannot be read after all is computed.
 
 Then the model runs, and `commit` counts the tokens as computed, adds those that were sampled,
 and lets finished requests go. Nothing is counted before: a step that fails in between can
@@ -20,8 +23,10 @@ simply be planned again. After vLLM's scheduler, which has no prefill phase eith
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ..cache.blocks import BlockPool
+from ..cache.keys import most_hits
 from .request import Request, State
 
 
@@ -30,13 +35,14 @@ class Limits:
     """What a step may hold. `spare_blocks` stay free when a request is admitted beside others."""
 
     max_tokens_per_step: int = 512
+    max_loads_per_step: int = 256       # blocks read from the store
     max_running: int = 64
     spare_blocks: int = 2
     context: int = 8_192
 
     def __post_init__(self):
-        for name, least in (("max_tokens_per_step", 1), ("max_running", 1), ("spare_blocks", 0),
-                            ("context", 1)):
+        for name, least in (("max_tokens_per_step", 1), ("max_loads_per_step", 1),
+                            ("max_running", 1), ("spare_blocks", 0), ("context", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
 
@@ -62,9 +68,20 @@ class Work:
                    ends=num_tokens == request.remaining)
 
 
+@dataclass(frozen=True)
+class Load:
+    """Blocks of one request that a step reads from the store: the keys, and where they go."""
+
+    request: Request
+    computed: int
+    keys: list[bytes]
+    blocks: list[int]
+
+
 @dataclass
 class StepPlan:
     work: list[Work] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
 
@@ -73,13 +90,22 @@ class StepPlan:
         return sum(work.num_tokens for work in self.work)
 
 
+class Index(Protocol):
+    """What the scheduler asks a store: `StoreIndex` answers, and so does `DiskStore`."""
+
+    def longest_prefix(self, keys: Sequence[bytes]) -> int: ...
+
+
 class Scheduler:
-    """`copy(source, target)` copies a block's notes, when an answer must own what it writes to."""
+    """`copy(source, target)` copies a block's notes, when an answer must own what it writes to.
+    `store` knows which blocks can be read instead of computed."""
 
     def __init__(self, pool: BlockPool, limits: Limits | None = None,
-                 copy: Callable[[int, int], None] = lambda source, target: None):
-        self.pool, self.limits, self.copy = pool, limits or Limits(), copy
+                 copy: Callable[[int, int], None] = lambda source, target: None,
+                 store: Index | None = None):
+        self.pool, self.limits, self.copy, self.store = pool, limits or Limits(), copy, store
         self.waiting: deque[Request] = deque()
+        self.loading: dict[Request, int] = {}           # tokens each will have when all is read
         self.running: list[Request] = []
         self.num_preempted = 0
 
@@ -120,6 +146,7 @@ class Scheduler:
             self.waiting.remove(request)
         if request in self.running:
             self.running.remove(request)
+        self.loading.pop(request, None)
         self._give_back(request)
         request.reason = reason
 
@@ -136,6 +163,7 @@ class Scheduler:
         self._plan_running(plan)
         if not plan.preempted:              # who has just sent one away does not invite another
             self._plan_waiting(plan)
+        self._plan_loading(plan)
         return plan
 
     def _plan_running(self, plan: StepPlan) -> None:
@@ -160,44 +188,80 @@ class Scheduler:
 
     def _preempt(self, request: Request, plan: StepPlan) -> None:
         """Take a running request's blocks; it goes to the front of those who wait."""
-        self._give_back(request)
         self.running.remove(request)
-        request.computed = 0
         request.num_preempted += 1
         self.num_preempted += 1
+        self._send_back(request)
+        plan.preempted.append(request)
+
+    def _send_back(self, request: Request) -> None:
+        """Let a request wait, first in line, without blocks: nothing of it counts as computed."""
+        self._give_back(request)
+        request.computed = 0
         request.move(State.WAITING)
         self.waiting.appendleft(request)
-        plan.preempted.append(request)
 
     def _plan_waiting(self, plan: StepPlan) -> None:
         while self.waiting:
             request, budget = self.waiting[0], self.limits.max_tokens_per_step - plan.num_tokens
-            slots = sum(other.num_answers for other in self.running) + request.num_answers
+            slots = sum(other.num_answers for other in (*self.running, *self.loading, request))
             if budget == 0 or slots > self.limits.max_running or not self._admit(request):
                 return
             self.waiting.popleft()
-            self.running.append(request)
             plan.admitted.append(request)
-            plan.work.append(Work.of(request, min(request.remaining, budget)))
+            if request.state is State.RUNNING:
+                plan.work.append(Work.of(request, min(request.remaining, budget)))
 
     def _admit(self, request: Request) -> bool:
-        """Give a waiting request blocks for all it has to compute now, or none at all."""
-        needed = self.pool.blocks_for(request.total)
-        spare = self.limits.spare_blocks if self.running else 0
-        if needed + spare > len(self.pool.free):
+        """Give a waiting request blocks for all it has to compute now, or none at all.
+
+        It is looked up and held in one go: what was found a step ago may be gone (vLLM PR 17305).
+        """
+        size, total = self.pool.block_size, request.total
+        chain = request.extend_keys(size)[:most_hits(total, size)]
+        hits = self.pool.lookup(chain)
+        spare = self.limits.spare_blocks if self.running or self.loading else 0
+        table = self.pool.admit(hits, self.pool.blocks_for(total) - len(hits), spare)
+        if table is None:
             return False
-        request.table = self.pool.admit([], needed)
-        request.move(State.RUNNING)
+        request.table, request.computed = table, len(hits) * size
+        num_stored = self.store.longest_prefix(chain[len(hits):]) if self.store else 0
+        if num_stored:
+            request.move(State.LOADING)
+            self.loading[request] = request.computed + num_stored * size
+        else:
+            self._start(request)
         return True
+
+    def _start(self, request: Request) -> None:
+        request.move(State.RUNNING)
+        self.running.append(request)
+        if request.num_found is None:           # what it finds after a preemption is its own
+            request.num_found = request.computed
+
+    def _plan_loading(self, plan: StepPlan) -> None:
+        """The next blocks that are read from the store, in the order of admission."""
+        size, budget = self.pool.block_size, self.limits.max_loads_per_step
+        for request, end in self.loading.items():
+            first = request.computed // size
+            last = min(end // size, first + budget)
+            if first < last:
+                plan.loads.append(Load(request, request.computed, request.keys[first:last],
+                                       request.table[first:last]))
+                budget -= last - first
 
     # --- counting -------------------------------------------------------------------------
 
-    def commit(self, plan: StepPlan, sampled: Mapping[str, Sequence[int]],
-               now_s: float) -> list[Request]:
-        """Count a step's work. `sampled` holds the tokens of each request whose work ends.
+    def commit(self, plan: StepPlan, sampled: Mapping[str, Sequence[int]], now_s: float,
+               loaded: Mapping[str, int] | None = None) -> list[Request]:
+        """Count a step's work. `sampled` holds the tokens of each request whose work ends, and
+        `loaded` how many blocks of each load were read and are right.
 
         Returns who finished. A request that was aborted meanwhile is passed over.
         """
+        for load in plan.loads:
+            if load.request.state is State.LOADING:
+                self._count_load(load, loaded[load.request.id])
         finished = []
         for work in plan.work:
             request = work.request
@@ -207,9 +271,31 @@ class Scheduler:
                 raise ValueError(f"request {request.id} was planned at {work.computed} tokens and "
                                  f"has computed {request.computed}: commit each plan once")
             request.computed += work.num_tokens
+            self._publish(request)
             if work.ends:
                 finished += self._write(request, sampled[request.id], now_s)
         return finished
+
+    def _count_load(self, load: Load, num_blocks: int) -> None:
+        """What was read can be found in memory from now on, even if the rest was not there."""
+        request = load.request
+        if load.computed != request.computed:
+            raise ValueError(f"a load of {request.id} was planned at {load.computed} tokens, "
+                             f"and it has {request.computed}: commit each plan once")
+        request.computed += num_blocks * self.pool.block_size
+        request.num_loaded += num_blocks * self.pool.block_size
+        self._publish(request)
+        if num_blocks < len(load.keys):
+            del self.loading[request]
+            self._send_back(request)
+        elif request.computed == self.loading[request]:
+            del self.loading[request]
+            self._start(request)
+
+    def _publish(self, request: Request) -> None:
+        if request.root is not None:
+            num_full = request.computed // self.pool.block_size
+            self.pool.publish(request.table, request.extend_keys(self.pool.block_size), num_full)
 
     def _write(self, request: Request, tokens: Sequence[int], now_s: float) -> list[Request]:
         """Add one token to each answer; further answers to the same prompt begin here."""
@@ -233,25 +319,28 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        return not self.waiting and not self.running
+        return not self.waiting and not self.loading and not self.running
 
     def check(self) -> None:
         """Raise AssertionError where lists, states, tables and the pool do not agree."""
         self.pool.check()
-        for requests, state in ((self.waiting, State.WAITING), (self.running, State.RUNNING)):
+        for requests, state in ((self.waiting, State.WAITING), (self.loading, State.LOADING),
+                                (self.running, State.RUNNING)):
             for request in requests:
                 request.check()
                 assert request.state is state, f"{request.id} is {request.state} among {state}"
-        everyone = [*self.waiting, *self.running]
+        holders = [*self.loading, *self.running]
+        everyone = [*self.waiting, *holders]
         assert len({id(request) for request in everyone}) == len(everyone), "someone is here twice"
-        assert len(self.running) <= self.limits.max_running, "more run than may"
-        tables = {id(request.table) for request in self.running}
+        assert len(holders) <= self.limits.max_running, "more run than may"
+        tables = {id(request.table) for request in holders}
         assert tables == {id(table) for table in self.pool.tables}, (
-            "the pool lends tables to others than those who run")
-        for request in self.running:
+            "the pool lends tables to others than those who run or load")
+        for request in holders:
             room = len(request.table) * self.pool.block_size
             assert request.computed <= room, f"{request.id} computed more than its blocks hold"
 
     def stats(self) -> dict[str, int]:
-        return {"waiting": len(self.waiting), "running": len(self.running),
+        return {"waiting": len(self.waiting), "loading": len(self.loading),
+                "running": len(self.running),
                 "preempted": self.num_preempted, **self.pool.stats()}

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 
@@ -121,7 +122,8 @@ def hollow(config: ModelConfig) -> Transformer:
 def make_engine(model: Transformer, clock: Callable[[], float], num_blocks: int = 700,
                 scheduler: type[Scheduler] = Scheduler, **limits) -> Engine:
     """An engine with its own paged cache, by another scheduler if one is given."""
-    engine = Engine(model, PagedCache(model.config, num_blocks), Limits(**limits), clock)
+    engine = Engine(model, PagedCache(model.config, num_blocks), Limits(**limits), clock,
+                    reuse=False)
     engine.scheduler = scheduler(engine.pool, engine.scheduler.limits, engine.cache.copy)
     return engine
 
@@ -161,13 +163,24 @@ def serve(engine: Engine, clock: TickClock | ProcessClock, visitors: Sequence[Vi
     """Let visitors in as they arrive, and step until all are served.
 
     batch   static batching: so many at a time, and nobody else until the last of them is done
+
+    Raises ValueError for visitors who are out of order or can never be served, and RuntimeError
+    where the scheduler serves nobody of those who wait: it never would.
     """
+    if batch is not None and batch < 1:
+        raise ValueError(f"batch={batch} serves nobody: take 1 or more, or None for no batches")
+    if any(later.at < earlier.at for earlier, later in pairwise(visitors)):
+        raise ValueError("visitors are not in the order of their arrival: sort them by `at`")
     pending, requests = deque(visitors), []
     while pending or engine.requests:
         if batch is None or not engine.requests:
             requests += _let_in(engine, pending, clock(), batch or len(pending))
-        if engine.step() is None and pending:
-            clock.skip_to(pending[0].at)
+        if engine.step() is None:
+            if engine.requests:
+                raise RuntimeError(f"{len(engine.requests)} requests wait and none of them is "
+                                   "served: give the cache more blocks, or mend the scheduler")
+            if pending:
+                clock.skip_to(pending[0].at)
     return Run(requests, list(engine.records))
 
 
@@ -176,6 +189,8 @@ def _let_in(engine: Engine, pending: deque, now: float, most: int) -> list[Reque
     while pending and pending[0].at <= now and len(requests) < most:
         visitor = pending.popleft()
         requests.append(engine.submit(visitor.prompt, Sampling(visitor.max_tokens, stop_ids=())))
+        if requests[-1].reason is not None:
+            raise ValueError(f"the visitor at {visitor.at} is {requests[-1].reason}")
         requests[-1].arrived_s = visitor.at         # it may have waited outside
     return requests
 
@@ -203,13 +218,26 @@ def timeline(run: Run, title: str, until: float | None = None) -> draw.Drawing:
     return draw.svg(
         WIDTH, bottom + 44,
         f"{title}. {len(run.requests)} requests, {len(run.records)} steps, done after "
-        f"{last - started:.0f} of the clock's units; the longest gap lasts {run.gap(100):.1f}.",
+        f"{last - started:.0f} of the clock's units; the longest gap lasts {run.gap(100):.1f}. "
+        f"{_when(run, started)}",
         draw.text(0, 10, title, bold=True), *lines,
         draw.line(LEFT, bottom + 2, WIDTH, bottom + 2, "muted"),
         draw.text(LEFT, bottom + 13, f"{len(run.records)} steps", "muted", size=12),
         draw.text(x(last), bottom + 13, f"done at {last - started:.0f}", "muted", anchor="end",
                   size=12),
         draw.legend(bottom + 34, LEGEND, step=130))
+
+
+def _when(run: Run, started: float) -> str:
+    """The picture in words: when each request's reading and writing begin, and when it is done."""
+    first = {}
+    for record in run.records:
+        for share in record.shares:
+            first.setdefault(share.request_id, record.started_s)
+    return "; ".join(
+        f"{letter(r.id)} reads from {first[r.id] - started:.0f}, writes from "
+        f"{r.token_times_s[0] - started:.0f} to {r.token_times_s[-1] - started:.0f}"
+        for r in run.requests) + "."
 
 
 def _line(run: Run, request: Request, y: float, x: Callable[[float], float]) -> str:
@@ -273,20 +301,21 @@ def budget_figure(budgets: Sequence[int], runs: Mapping[int, Run], static: Run) 
 
 
 def real_figure(names: Sequence[str], runs: Sequence[Run]) -> Figure:
-    """The toy on this machine's own clock: throughput and the p99 gap of each way to batch."""
+    """The toy on this machine's own clock: the steps and the p99 gap of each way to batch."""
     fig, (upper, lower) = figure(5, 4.6, rows=2)
-    rates = [run.throughput / runs[0].throughput for run in runs]
+    steps = [len(run.records) for run in runs]
     gaps = [run.gap(99) / runs[0].gap(50) for run in runs]
-    for ax, values, meaning, label in ((upper, rates, "decode", "throughput (1 = static)"),
-                                       (lower, gaps, "prefill", "p99 gap (1 = a usual gap)")):
+    for ax, values, digits, meaning, label in (
+            (upper, steps, 0, "decode", "steps"),
+            (lower, gaps, 1, "prefill", "p99 gap (1 = a usual gap)")):
         measured_bars(ax, names, values, meaning, label)
         for y, value in enumerate(values):
-            direct_label(ax, value, y, f"{value:.1f}", "ink", dx=6)
+            direct_label(ax, value, y, f"{value:.{digits}f}", "ink", dx=6)
         ax.set(xlabel=label, xlim=(0, max(values) * 1.15))
     finding(upper, "On this machine, too, small chunks end the long silence")
     return Figure(fig, "Measured on this machine. " + "; ".join(
-        f"{name}: throughput {rate:.1f}, p99 gap {gap:.1f}"
-        for name, rate, gap in zip(names, rates, gaps, strict=True)) + ".")
+        f"{name}: {count} steps, p99 gap {gap:.1f} usual gaps"
+        for name, count, gap in zip(names, steps, gaps, strict=True)) + ".")
 
 
 def chunk_figure() -> Figure:
@@ -300,7 +329,7 @@ def chunk_figure() -> Figure:
         direct_label(ax, free, 1, f"{free} free", meaning, dx=dx, dy=dy)
         direct_label(ax, 512, steps[2], f"{batch} streams", meaning, dx=dx, dy=dy)
     ax.set(xlabel="rows of a prompt beside them", ylabel="step (1 = without)", ylim=(0, 5))
-    finding(ax, "A chunk is free for as long as the memory is what the step waits for")
+    finding(ax, "A chunk is free as long as memory is what the step waits for")
     key(ax, "modelled", loc="upper left")
     return Figure(fig, "Modelled for DeepSeek-V3 on an H800: the step keeps its length up to "
                        f"{largest_free_chunk(32)} prompt rows beside 32 streams and "
@@ -308,7 +337,10 @@ def chunk_figure() -> Figure:
 
 
 def v3_step_s(batch: int, chunk: int, context: int = 4_989) -> float:
-    """Seconds of a step of `batch` streams and a chunk of a prompt: bytes or operations decide."""
+    """Seconds of a step of `batch` streams and a chunk of a prompt: bytes or operations decide.
+
+    context  tokens of notes a stream; by default what was reported of that service (P-OI05)
+    """
     work, chip = cost.V3_DECODE, hardware.H800
     flops = work.step_flops(batch, context) + chunk * work.flops_per_token
     return cost.step_seconds(work.step_bytes(batch, context), flops, chip.bandwidth_bytes_per_s,
@@ -340,7 +372,8 @@ def starved_figure(counts: Sequence[int], waits: Mapping[str, Sequence[float]]) 
            ylim=(18, 700))
     finding(ax, "Shortest first: the long prompt waits for as long as short ones come")
     key(ax, "modelled", loc="upper left")
-    return Figure(fig, "Wait of one long prompt by the number of short requests: " + "; ".join(
+    return Figure(fig, f"Wait of one long prompt beside {counts[0]} to {counts[-1]} short "
+                       "requests: " + "; ".join(
         f"{name} {values[0]:.0f} to {values[-1]:.0f} ticks" for name, values in waits.items())
         + ".")
 

@@ -98,6 +98,15 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def weights_digest(model: Transformer) -> str:
+    """The sha256 of a model's tensors as they are now, names and number type included."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(named_tensors(model).items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
 def config_json(model: Transformer) -> dict:
     form = format_of(model.config)
     return {"architectures": [form.architecture], "model_type": form.model_type,

@@ -28,11 +28,12 @@ def answers(model):
     return [generate_without_cache(model, prompt, 7, stop_ids=()) for prompt in PROMPTS]
 
 
-def make_engine(model, num_blocks=20, block_size=5, **limits):
+def make_engine(model, num_blocks=20, block_size=5, reuse=True, **limits):
     """The clock counts how often it was asked."""
     ticks = count(1)
     return Engine(model, PagedCache(model.config, num_blocks, block_size, dtype=torch.float64),
-                  Limits(**limits) if limits else None, clock=lambda: float(next(ticks)))
+                  Limits(**limits) if limits else None, clock=lambda: float(next(ticks)),
+                  reuse=reuse)
 
 
 def assert_nothing_is_left(engine):
@@ -213,7 +214,9 @@ def test_a_record_says_what_happened_in_its_step(model):
 
 
 def test_after_a_preemption_all_is_computed_again_and_the_record_says_so(model, answers):
-    engine = make_engine(model, num_blocks=6, spare_blocks=0)   # 1 and 4 blocks, 2 and 5 at last
+    """Without reuse, that is: with it, what is left of its own blocks is found."""
+    engine = make_engine(model, num_blocks=6, spare_blocks=0,   # 1 and 4 blocks, 2 and 5 at last
+                         reuse=False)
     assert engine.generate(PROMPTS[:2], SEVEN) == answers[:2]
     assert sum(len(record.preempted) for record in engine.records) == engine.stats()["preempted"]
     again = [first for first, _ in intervals(engine)["1"]].count(0)

@@ -136,6 +136,24 @@ def test_another_scheduler_takes_the_place_of_the_first(make_model):
     assert Counting.plans == len(run.records) + 0 == 4
 
 
+def test_visitors_that_cannot_be_served_are_refused(make_model):
+    with pytest.raises(ValueError, match="order of their arrival"):
+        on_ticks(make_model, [visitor(2.0, 5, 4), visitor(1.0, 5, 4)])
+    with pytest.raises(ValueError, match="batch=0 serves nobody"):
+        on_ticks(make_model, [visitor(0.0, 5, 4)], batch=0)
+    with pytest.raises(ValueError, match=r"visitor at 3\.5 is rejected: 700 tokens"):
+        on_ticks(make_model, [visitor(0.0, 5, 4), visitor(3.5, 700, 4)])
+
+
+def test_a_scheduler_that_serves_nobody_does_not_hang(make_model):
+    class Shut(Scheduler):
+        def _admit(self, request):
+            return False
+
+    with pytest.raises(RuntimeError, match="1 requests wait and none"):
+        on_ticks(make_model, [visitor(0.0, 5, 4), visitor(9.0, 5, 4)], scheduler=Shut)
+
+
 def test_the_hollow_toy_has_the_same_steps(make_model):
     crowd = [visitor(0.0, 13, 6), visitor(1.0, 29, 5), visitor(3.0, 8, 9)]
     real = make_model(dtype=torch.float32)
@@ -166,6 +184,7 @@ def test_the_timeline_has_a_box_a_share_as_wide_as_its_step(short_run):
     assert found[-1][0] == pytest.approx(chapter_09.LEFT + 4 * scale + 0.75, abs=0.01)
     assert drawing.count("×") == 1
     assert "2 requests, 4 steps, done after 6" in drawing.alt and "lasts 3.0" in drawing.alt
+    assert "A reads from 0, writes from 2 to 4; B reads from 2, writes from 3 to 6." in drawing.alt
 
 
 def test_the_timeline_keeps_the_scale_of_another(short_run):
@@ -210,7 +229,7 @@ def test_figures_say_what_they_were_given(short_run):
     assert ("throughput", "modelled", 64, 1.0) in rows
     assert ("p99 gap", "modelled", 8, short_run.gap(99)) in rows
     real = chapter_09.real_figure(["static", "other"], [short_run, short_run]).table
-    assert set(real["kind"]) == {"measured"} and len(real["x"]) == 4
+    assert set(real["kind"]) == {"measured"} and real["y"][:2] == [4, 4]
     thrash = chapter_09.thrash_figure(["fit", "eager"], [short_run, short_run], 8)
     assert thrash.table["y"] == [16, 16] and "that need 8" in thrash.alt
     waits = {"first": [3, 3], "shortest": [4, 40], "aging": [3, 5]}
@@ -243,19 +262,33 @@ def test_shares_go_in_order_and_within_both_limits():
     assert hand_out([40, 1], budget=13, chunk=13) == [13, 0]
 
 
-def send_back(job, running, waiting, pool, *, front=True, release=True, reset=True, keep=True):
+def test_shares_may_come_as_a_tuple_and_must_be_numbers():
+    assert judge(CHAPTER["9.3"], lambda *given: tuple(hand_out(*given))).passed
+    assert not judge(CHAPTER["9.3"], lambda *given: ["a"] * len(given[0])).passed
+
+
+def send_back(job, running, waiting, pool, *, front=True, release=True, reset=True, keep=True,
+              crowd=True, prompt=True, who=None, others=True):
+    job = job if who is None else running[who]
+    for other in [] if others else [each for each in running if each is not job]:
+        pool.release(other.table)
     running.remove(job)
+    if not crowd:
+        waiting.clear()
     if release:
         pool.release(job.table)
         job.table = None
     job.computed = 0 if reset else job.computed
     job.output = job.output if keep else []
+    job.prompt = job.prompt if prompt else job.prompt + job.output
     (waiting.appendleft if front else waiting.append)(job)
 
 
 @pytest.mark.parametrize(("fault", "words"), [
     ({"front": False}, "behind a newcomer"), ({"release": False}, "were not released"),
-    ({"reset": False}, "still counts 24 tokens"), ({"keep": False}, "these tokens already")])
+    ({"reset": False}, "still counts 24 tokens"), ({"keep": False}, "these tokens already"),
+    ({"crowd": False}, "whoever waited before"), ({"prompt": False}, "so the prompt stays"),
+    ({"who": -1}, "second one was to be sent back"), ({"others": False}, "no others")])
 def test_each_way_to_send_back_wrongly_is_named(fault, words):
     verdict = judge(CHAPTER["9.4"], lambda *given: send_back(*given, **fault))
     assert not verdict.passed and words in verdict.message

@@ -6,6 +6,7 @@ everything that claims to compute the same: to add a way, write one function fro
 prompts to answers, and one line in the table.
 """
 
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,8 +18,9 @@ import torch
 
 from minimodel.cache.dense import DenseCache
 from minimodel.cache.paged import PagedCache
+from minimodel.cache.store import DiskStore
 from minimodel.engine import engine as engine_module
-from minimodel.engine.engine import Engine, choose
+from minimodel.engine.engine import Engine, choose, fingerprint_of
 from minimodel.engine.generate import generate_with_cache, generate_without_cache
 from minimodel.engine.request import Request, Sampling
 from minimodel.engine.scheduler import Limits
@@ -145,9 +147,10 @@ def decode(model: Transformer, cache: DenseCache, logits: torch.Tensor, count: i
 BLOCK = 7
 
 
-def make_engine(model: Transformer, num_blocks: int, block_size: int = BLOCK, **limits) -> Engine:
+def make_engine(model: Transformer, num_blocks: int, block_size: int = BLOCK,
+                store: DiskStore | None = None, **limits) -> Engine:
     cache = PagedCache(model.config, num_blocks, block_size, model.norm.weight.dtype)
-    return Engine(model, cache, Limits(**{"spare_blocks": 0, **limits}))
+    return Engine(model, cache, Limits(**{"spare_blocks": 0, **limits}), store=store)
 
 
 def greedy(count: int) -> Sampling:
@@ -267,6 +270,93 @@ def three_answers(model: Transformer, prompts: list[Prompt], count: int) -> list
             for request in requests]
 
 
+# --- remembered: the same prompts once more ----------------------------------------------------
+
+def most_found(prompt: Prompt) -> int:
+    """Tokens of whole blocks, but never all of them."""
+    return (len(prompt) - 1) // BLOCK * BLOCK
+
+
+def from_memory(model: Transformer, prompts: list[Prompt], count: int) -> list[Answer]:
+    """Whole blocks are found, in prompts that fill their last block and others."""
+    engine = make_engine(model, 150)
+    for prompt in prompts:
+        engine.submit(prompt, greedy(1))
+    engine.run()
+    requests = [engine.submit(prompt, greedy(count)) for prompt in prompts]
+    answers = answered(requests, run(engine))
+    assert [request.num_found for request in requests] == [most_found(prompt) for prompt in prompts]
+    assert engine.stats()["shared"] == 0
+    return answers
+
+
+def after_a_turn(model: Transformer, prompts: list[Prompt], count: int) -> list[Answer]:
+    """A prompt's beginning was asked before, and answered: hits end inside it."""
+    engine = make_engine(model, 150)
+    for prompt in prompts:
+        engine.submit(prompt[:len(prompt) // 2 + 1], greedy(4))
+    engine.run()
+    requests = [engine.submit(prompt, greedy(count)) for prompt in prompts]
+    answers = answered(requests, run(engine))
+    assert any(0 < request.num_found < most_found(request.prompt) for request in requests)
+    return answers
+
+
+def barely_enough_blocks(prompts: list[Prompt]) -> int:
+    """For all prompts, which share what they begin with, and no answer."""
+    full = {tuple(prompt[:end]) for prompt in prompts
+            for end in range(BLOCK, len(prompt) + 1, BLOCK)}
+    return len(full) + sum(len(prompt) % BLOCK > 0 for prompt in prompts)
+
+
+def from_memory_then_preempted(model: Transformer, prompts: list[Prompt],
+                               count: int) -> list[Answer]:
+    """Hits in a memory too small for all: blocks found are shared, lost, found and computed."""
+    engine = make_engine(model, barely_enough_blocks(prompts))
+    for prompt in prompts:
+        engine.generate([prompt], greedy(1))
+    requests = [engine.submit(prompt, greedy(count)) for prompt in prompts]
+    answers = answered(requests, run(engine))
+    assert engine.stats()["preempted"] >= 1
+    assert any(request.num_found for request in requests)
+    return answers
+
+
+def from_disk(loads_per_step: int = 256, lost: int = 0) -> Way:
+    """By a new engine with a new store in the old folder, where some records may be gone."""
+    def way(model: Transformer, prompts: list[Prompt], count: int) -> list[Answer]:
+        with tempfile.TemporaryDirectory() as folder:
+            def reopened() -> Engine:
+                store = DiskStore(folder, fingerprint_of(model, BLOCK), min_free_bytes=0)
+                return make_engine(model, 150, store=store, max_loads_per_step=loads_per_step)
+            reopened().generate(prompts, greedy(2))
+            engine = reopened()
+            engine.store.evict(lost * engine.store.index.num_bytes // 100)
+            requests = [engine.submit(prompt, greedy(count)) for prompt in prompts]
+            answers = answered(requests, run(engine))
+            loaded = sum(request.num_loaded for request in requests)
+            assert loaded == sum(request.num_found for request in requests) > 0
+            assert (loaded < sum(map(most_found, prompts))) == bool(lost)
+            engine.store.check()
+            return answers
+    return way
+
+
+def from_disk_then_preempted(model: Transformer, prompts: list[Prompt], count: int) -> list[Answer]:
+    """Whoever is sent away comes back with its own blocks, from memory or from disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = DiskStore(folder, fingerprint_of(model, BLOCK), min_free_bytes=0)
+        engine = make_engine(model, barely_enough_blocks(prompts), store=store,
+                             max_loads_per_step=2)
+        engine.generate(prompts[:3], greedy(2))
+        engine.pool.forget()
+        requests = [engine.submit(prompt, greedy(count)) for prompt in prompts]
+        answers = answered(requests, run(engine))
+        assert engine.stats()["preempted"] >= 1
+        assert store.counts["loaded"] > 0
+        return answers
+
+
 WAYS: dict[str, Way] = {
     "only the wanted rows": only_wanted_rows,
     "dense": dense,
@@ -290,6 +380,13 @@ WAYS: dict[str, Way] = {
     "engine, among strangers": among_strangers,
     "engine, while others abort": while_others_abort,
     "engine, three answers": three_answers,
+    "engine, second send from memory": from_memory,
+    "engine, second send after a shorter one": after_a_turn,
+    "engine, second send from memory, then preempted": from_memory_then_preempted,
+    "engine, second send from disk": from_disk(),
+    "engine, second send from disk, a block a step": from_disk(loads_per_step=1),
+    "engine, second send from what is left on disk": from_disk(lost=40),
+    "engine, second send from disk, then preempted": from_disk_then_preempted,
 }
 
 SHARED = {"kv_source_layers": (0, 0, 2, 2)}

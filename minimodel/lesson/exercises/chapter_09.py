@@ -2,6 +2,7 @@
 
 import random
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from minimodel.cache.blocks import BlockPool, BlockTable
@@ -109,16 +110,27 @@ def check_hand_out(answer: object) -> Verdict:
                  "is read beside it. The price: the long one needs more steps.")
 
 
+def shares_in(found: object, count: int) -> list[float]:
+    """As many shares as there are requests; anything else is told so. A tuple will do, too."""
+    try:
+        shares = list(found)
+    except TypeError:
+        shares = []
+    if len(shares) != count:
+        raise NotAnAnswer(f"For {count} requests a list of {count} shares is expected; this is "
+                          f"{found!r}.")
+    return [number_in(share) for share in shares]
+
+
 def shares_verdict(found: object, remaining: list[int], budget: int, chunk: int) -> Verdict | None:
     """What is wrong with the shares of one step; None where nothing is."""
-    if not isinstance(found, list) or len(found) != len(remaining):
-        raise NotAnAnswer(f"For {len(remaining)} requests a list of {len(remaining)} shares is "
-                          f"expected; this is {found!r}.")
-    case = f"remaining={remaining}, budget={budget}, chunk={chunk}: your shares are {found}. "
+    found = shares_in(found, len(remaining))
+    case = (f"remaining={remaining}, budget={budget}, chunk={chunk}: your shares are "
+            f"[{', '.join(f'{share:g}' for share in found)}]. ")
     if sum(found) > budget:
-        return wrong(case + f"They add up to {sum(found)}.")
+        return wrong(case + f"They add up to {sum(found):g}.")
     if max(found) > chunk:
-        return wrong(case + f"One request takes {max(found)} tokens of a step, over the chunk.")
+        return wrong(case + f"One request takes {max(found):g} tokens of a step, over the chunk.")
     if any(share > count for share, count in zip(found, remaining, strict=True)):
         return wrong(case + "Somebody gets more than remains to be computed.")
     expected = hand_out(remaining, budget, chunk)
@@ -169,48 +181,71 @@ class Job:
 
 def check_send_back(answer: object) -> Verdict:
     function = function_in(answer)
-    pool = BlockPool(23, block_size=5)
-    running = [Job(name, [7] * size, [1, 2], size + 1) for name, size in
-               (("first", 11), ("second", 17), ("third", 23))]
-    for job in running:
-        job.table = pool.admit([], pool.blocks_for(job.computed))
-    waiting, victim, others = deque([Job("newcomer", [9] * 4)]), running[-1], running[:-1]
-    function(victim, running, waiting, pool)
-    for verdict in (left_verdict(victim, running, waiting, others),
-                    kept_verdict(victim, pool, others)):
-        if verdict is not None:
+    for place in (2, 1):                # the last one, and one in the middle
+        if (verdict := send_back_verdict(function, place)) is not None:
             return verdict
     return right("Blocks back, notes forgotten, first in the queue, and not one written token "
                  "lost. When it is admitted again, it reads its prompt and its own answer so far, "
                  "and goes on.")
 
 
+def send_back_verdict(function: Callable, place: int) -> Verdict | None:
+    """What is wrong after the running request at a place was sent back; None where nothing is."""
+    pool = BlockPool(23, block_size=5)
+    running = [Job(name, [7] * size, [1, 2], size + 1) for name, size in
+               (("first", 11), ("second", 17), ("third", 23))]
+    for job in running:
+        job.table = pool.admit([], pool.blocks_for(job.computed))
+    waiting, victim = deque([Job("newcomer", [9] * 4)]), running[place]
+    others = [job for job in running if job is not victim]
+    held, prompt = sum(len(job.table) for job in others), list(victim.prompt)
+    function(victim, running, waiting, pool)
+    misplaced = left_verdict(victim, running, waiting, others)
+    return misplaced if misplaced is not None else kept_verdict(victim, pool, held, prompt)
+
+
 def left_verdict(victim: Job, running: list, waiting: deque, others: list) -> Verdict | None:
     """What is wrong with where everybody is; None where nothing is."""
     if running != others:
-        return wrong("Afterwards exactly the others should be running, in the same order; there "
-                     f"are {[job.name for job in running]}.")
+        return wrong(f"The {victim.name} one was to be sent back, so exactly the others should be "
+                     f"running afterwards, in the same order; there are {names_of(running)}.")
     if victim not in waiting:
         return wrong("The request waits nowhere: nobody will ever admit it again.")
     if waiting[0] is not victim:
         return wrong("It waits behind a newcomer, though it was admitted long before. It should "
                      "be first.")
+    if names_of(waiting) != [victim.name, "newcomer"]:
+        return wrong("It should wait once, and whoever waited before should still wait, behind "
+                     f"it; waiting are {names_of(waiting)}.")
     return None
 
 
-def kept_verdict(victim: Job, pool: BlockPool, others: list[Job]) -> Verdict | None:
-    """What is wrong with what it still has; None where nothing is."""
-    pool.check()
-    held = sum(len(job.table) for job in others)
-    if len(pool.free) != pool.num_blocks - held:
-        return wrong(f"{pool.num_blocks - len(pool.free)} blocks are held and the others hold "
-                     f"{held}: its blocks were not released.")
+def names_of(jobs: Iterable[Job]) -> list[str]:
+    return [job.name for job in jobs]
+
+
+def kept_verdict(victim: Job, pool: BlockPool, held: int, prompt: list[int]) -> Verdict | None:
+    """What is wrong with what it still has, or with the blocks that the others held."""
+    try:
+        pool.check()
+    except AssertionError as error:
+        return wrong(f"The pool's books do not agree any more: {error}. `release` keeps them.")
+    left = pool.num_blocks - len(pool.free)
+    if left > held:
+        return wrong(f"{left} blocks are held and the others hold {held}: its blocks were not "
+                     "released.")
+    if left < held:
+        return wrong(f"The others held {held} blocks and are left with {left}: release its own "
+                     "blocks and no others.")
     if victim.computed != 0:
         return wrong(f"Its blocks are gone, and it still counts {victim.computed} tokens as "
                      "computed. It would go on from notes that are somebody else's by then.")
     if victim.output != [1, 2]:
         return wrong(f"It had written [1, 2] and now has {victim.output}. Its reader has seen "
                      "these tokens already; they stay.")
+    if victim.prompt != prompt:
+        return wrong(f"Its prompt had {len(prompt)} tokens and now has {len(victim.prompt)}. It "
+                     "will read prompt and output again as they are, so the prompt stays.")
     if victim.table is not None:
         return wrong("Its table was released, and it still refers to it. Set it to None.")
     return None
@@ -220,7 +255,7 @@ SEND_BACK = Exercise(
     id="9.4", kind="code", title="Send back",
     prompt="Write `send_back`: preempt a running request. `running` is a list, `waiting` a deque "
            "whose left end is admitted next, `pool` the block pool of chapter 08. The starter "
-           "does two things and forgets the rest.",
+           "does two things, one of them not quite right, and forgets the rest.",
     starter="""def send_back(job, running, waiting, pool):
     running.remove(job)
     waiting.append(job)""",
@@ -302,8 +337,10 @@ def check_next_in_line(answer: object) -> Verdict:
             return wrong(f"waiting={waiting}, served={served}: place "
                          f"{next_in_line(waiting, served)} should be next, you said {found:g}. "
                          "Where several have had equally little, who waits longest is next.")
-    return right("A thousand requests at once give a customer no more than a thousand in a row. "
-                 "Whoever is behind is served first, so nobody can be starved by another's flood.")
+    return right("A thousand requests at once put a customer ahead of nobody: whoever has had "
+                 "least is next. One gap is left: a newcomer's flood goes first until it has had "
+                 "as much as the others. (Sheng and others let its count start at the least of "
+                 "theirs.)")
 
 
 NEXT_IN_LINE = Exercise(
@@ -331,12 +368,13 @@ NEXT_IN_LINE = Exercise(
 def check_largest_chunk(answer: object) -> Verdict:
     value = number_in(answer)
     if value == 460:
-        return right("500 rows take 25 ms, and 40 of them are the streams' own. Such a number is "
-                     "found once per model and machine, and then it is the budget.")
+        return right("500 rows take 25 ms, and 40 of them are the streams' own. So 500 is the "
+                     "budget, found once for a model, a machine and a promise.")
     if value == 500:
         return wrong("500 is the budget. 40 of these rows belong to those who write.")
     if value == 300:
-        return wrong("Those are the rows beyond the first 200, which cost nothing more.")
+        return wrong("So many rows may come on top of the first 200. Those 200 are rows of the "
+                     "step, too, and some of them belong to the streams.")
     if value == 260:
         return wrong("You took the 40 streams off the rows beyond the first 200. They are among "
                      "the first 200.")
