@@ -28,16 +28,19 @@ class Server(Protocol):
 
 
 class Ours:
-    """This package's engine: paged cache, one step for all who write."""
+    """This package's engine: paged cache, one step for all who write.
+
+    Without `reuse`, since some benchmarks send a prompt twice and want it computed twice.
+    """
 
     name = "ours"
 
-    def __init__(self, folder: Path, *, max_tokens: int):
+    def __init__(self, folder: Path, *, max_tokens: int, reuse: bool = False):
         model = checkpoint.load(folder)
         limits = Limits(max_tokens_per_step=max_tokens, max_running=64, spare_blocks=0,
                         context=model.config.context)
         self.engine = Engine(model, PagedCache(model.config, -(-2 * max_tokens // 16)), limits,
-                             reuse=False)           # the same prompts come twice: once for the rate
+                             reuse=reuse)
 
     def generate(self, prompts, count):
         sampling = Sampling(max_tokens=count, stop_ids=frozenset())
