@@ -17,6 +17,7 @@ After vLLM's block pool (arXiv 2309.06180, section 4), much simplified.
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from typing import Protocol
 
 
 class BlockTable(list[int]):
@@ -26,6 +27,14 @@ class BlockTable(list[int]):
 
     def __eq__(self, other) -> bool:
         return self is other
+
+
+class Listener(Protocol):
+    """Who wants to hear what can be found in a pool, and what no longer."""
+
+    def stored(self, key: Hashable) -> None: ...
+
+    def removed(self, key: Hashable) -> None: ...
 
 
 class BlockPool:
@@ -42,6 +51,7 @@ class BlockPool:
         self.key_of: dict[int, Hashable] = {}           # by block: the same pairs, turned around
         self.tables: set[BlockTable] = set()
         self.num_evicted = 0                            # keys forgotten to make room
+        self.listener: Listener | None = None           # a router, say
 
     def blocks_for(self, num_tokens: int) -> int:
         """How many blocks hold so many tokens."""
@@ -129,6 +139,8 @@ class BlockPool:
             if key not in self.block_of and block not in self.key_of:
                 self.block_of[key] = block
                 self.key_of[block] = key
+                if self.listener:
+                    self.listener.stored(key)
 
     def release(self, table: BlockTable) -> None:
         """Give a table's blocks back, the last first, so that a chain is evicted from its end."""
@@ -146,8 +158,8 @@ class BlockPool:
         if self.tables:
             raise ValueError(f"{len(self.tables)} tables are still held: release them all before "
                              "keys are forgotten")
-        self.block_of.clear()
-        self.key_of.clear()
+        for block in list(self.key_of):
+            self._unpublish(block)
 
     # --- one block ------------------------------------------------------------------------
 
@@ -160,10 +172,16 @@ class BlockPool:
         """The free block that is evicted first; whoever published it can find it no more."""
         block, _ = self.free.popitem(last=False)
         if block in self.key_of:
-            del self.block_of[self.key_of.pop(block)]
+            self._unpublish(block)
             self.num_evicted += 1
         self.references[block] = 1
         return block
+
+    def _unpublish(self, block: int) -> None:
+        key = self.key_of.pop(block)
+        del self.block_of[key]
+        if self.listener:
+            self.listener.removed(key)
 
     def _let_go(self, block: int) -> None:
         self.references[block] -= 1
