@@ -15,7 +15,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import index
 
 import torch
@@ -31,36 +31,7 @@ from ..pricing import Usage
 from .request import Request, Sampling, State
 from .sampling import sample
 from .scheduler import Limits, Load, Scheduler, StepPlan, Work
-
-
-@dataclass(frozen=True)
-class Share:
-    """What one request had in a step: `kind` is prefill, decode, or load (from the store)."""
-
-    request_id: str
-    kind: str
-    computed: int
-    num_tokens: int
-
-
-@dataclass(frozen=True)
-class StepRecord:
-    number: int
-    started_s: float
-    ended_s: float
-    shares: tuple[Share, ...]
-    preempted: tuple[str, ...]
-    finished: tuple[str, ...]
-    num_waiting: int
-    blocks_held: int
-    load_s: float = 0.0             # of its time, spent reading blocks from the store,
-    save_s: float = 0.0             # and writing `num_saved` of them, after the tokens were out
-    num_saved: int = 0
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens computed; what was read from the store is not."""
-        return sum(share.num_tokens for share in self.shares if share.kind != "load")
+from .steps import StepRecord, shares_of
 
 
 class Engine:
@@ -157,7 +128,7 @@ class Engine:
         self._forget_finished()
         num_saved, save_s = self._save(tables)
         record = StepRecord(
-            self.num_steps, started_s, self.clock(), self._shares(plan, loaded),
+            self.num_steps, started_s, self.clock(), shares_of(plan, loaded, self.cache.block_size),
             tuple(request.id for request in plan.preempted),
             tuple(request.id for request in finished),
             len(self.scheduler.waiting), self.pool.num_blocks - len(self.pool.free),
@@ -165,13 +136,6 @@ class Engine:
         self.records.append(record)
         self.num_steps += 1
         return record
-
-    def _shares(self, plan: StepPlan, loaded: dict[str, int]) -> tuple[Share, ...]:
-        size = self.cache.block_size
-        return (*(Share(load.request.id, "load", load.computed, loaded[load.request.id] * size)
-                  for load in plan.loads),
-                *(Share(work.request.id, work.kind, work.computed, work.num_tokens)
-                  for work in plan.work))
 
     def _load(self, load: Load) -> int:
         """Read a load's blocks from the store, as far as they are there and right; how many.

@@ -11,10 +11,11 @@ import torch
 
 from ..cache.paged import PagedCache
 from ..config import ModelConfig
-from ..engine.engine import Engine, StepRecord
+from ..engine.engine import Engine
 from ..engine.metrics import RequestTimes, percentile
 from ..engine.request import Request, Sampling
 from ..engine.scheduler import Limits, Scheduler
+from ..engine.steps import StepRecord
 from ..model.batch import Batch
 from ..model.corpus import Fact
 from ..model.transformer import Transformer

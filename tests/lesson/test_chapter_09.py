@@ -6,10 +6,10 @@ from itertools import count
 import pytest
 import torch
 
-from minimodel.engine.engine import Share, StepRecord
 from minimodel.engine.metrics import percentile
 from minimodel.engine.request import Request, Sampling
 from minimodel.engine.scheduler import Limits, Scheduler
+from minimodel.engine.steps import Share, StepRecord
 from minimodel.lesson import chapter_09
 from minimodel.lesson.chapter_09 import ProcessClock, Run, TickClock, Visitor
 from minimodel.lesson.exercises.chapter_09 import CHAPTER, hand_out
