@@ -59,15 +59,16 @@ class Ledger:
     def _try_to_take(self) -> FileIO | None:
         """The locked file. None if another has it, or if it is no longer the one that lies there
         (somebody removed the directory): who locks an old file shuts nobody out."""
-        file = self._open()
+        file, taken = self._open(), False
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(file.fileno()), self.path.stat()):
-                return file
+            taken = os.path.samestat(os.fstat(file.fileno()), self.path.stat())
         except (BlockingIOError, FileNotFoundError):
             pass
-        file.close()
-        return None
+        finally:
+            if not taken:
+                file.close()
+        return file if taken else None
 
     def _open(self) -> FileIO:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC

@@ -29,15 +29,14 @@ from .ledger import Ledger
 from .record import NO_KEY, Header, RecordError
 
 DAY_S = 86_400
-# DeepSeek's API pages give about a week for chats; the report gives three days for agents, from
-# the last use on (claims S34 to S38).
+# From the last use on. Both numbers are said by DeepSeek in one video only (claims S36, S37).
 RETENTION_S = {"agent": 3 * DAY_S, "chat": 7 * DAY_S}
 CAPACITY_BYTES = 1 << 30
 MIN_FREE_BYTES = 1 << 28
 TOUCH_S = 60                    # a use is noted on disk if the last note is older than this
 AHEAD_S = 60                    # a time further in the future than this is a clock's mistake
 EXPIRE_S = 60                   # what has expired is removed at most so often
-RETRY_S = 1.0                   # after a save that failed, none is tried for so long
+RETRY_S = 5.0                   # after a save that failed, none is tried for so long
 FULL = {errno.ENOSPC, errno.EDQUOT}
 NAME = re.compile(r"[0-9a-f]{64}\.kv")
 TEMPORARY = re.compile(r"\d+-[0-9a-f]{32}\.tmp")
@@ -150,13 +149,12 @@ class StoreIndex:
     def sort(self) -> None:
         """Bring records that were added in any order into the order of their use.
 
-        Who uses a block uses all before it: none counts as older than those that follow it.
+        Who uses a block uses all before it: none goes before those that follow it.
         """
         newest_first: dict[bytes, Entry] = {}
         for last in sorted(self.entries, key=lambda key: -self.entries[key].last_used_s):
             for key in self.path(last, known=newest_first):
                 newest_first[key] = self.entries[key]
-                newest_first[key].last_used_s = self.entries[last].last_used_s
         self.entries = OrderedDict(reversed(newest_first.items()))
 
     @staticmethod
@@ -201,13 +199,13 @@ class DiskStore:
         except OSError as error:
             raise StoreError(f"cannot make a store in {self.root}: {error.strerror}. Give a "
                              "directory in which you may write") from error
-        self.scan()
         try:
+            self.scan()
             with self.ledger.held() as ledger:
                 ledger.num_bytes = self._recount()
+                self._remove_expired(ledger)
         except OSError as error:            # read-only, or busy: it can still be read
             self.last_error = str(error)
-        self.expire()
 
     def require(self, fingerprint: str) -> None:
         """Raise StoreError if this store was opened for another model."""
@@ -353,8 +351,10 @@ class DiskStore:
         if first <= saved < len(keys) and time.monotonic() >= self.retry_at_s:
             try:
                 with self.ledger.held() as ledger:
-                    while saved < len(keys) and self._save(keys, saved, payloads[saved - first],
-                                                           ttl_s, ledger):
+                    while saved and not self._learn(keys[saved - 1]):
+                        saved -= 1              # others have removed it: no child without parents
+                    while first <= saved < len(keys) and self._save(
+                            keys, saved, payloads[saved - first], ttl_s, ledger):
                         saved += 1
             except OSError as error:
                 self.last_error, self.retry_at_s = str(error), time.monotonic() + RETRY_S
@@ -370,8 +370,7 @@ class DiskStore:
             return True
         header = Header(max(0, int(now)), ttl_s, memoryview(payload).nbytes, key, parent,
                         self.fingerprint)
-        kept = frozenset(keys)
-        if not self._make_room(header.record_bytes, ledger, kept):
+        if not self._make_room(header.record_bytes, ledger, kept=keys):
             self.last_error = "no room: the capacity, or the floor of free disk space, is reached"
             return False
         path = self._path(key)
@@ -379,7 +378,7 @@ class DiskStore:
         try:
             self._publish(path, header, payload, now)
         except OSError as error:
-            if error.errno not in FULL or (oldest := self.index.oldest(kept)) is None:
+            if error.errno not in FULL or (oldest := self.index.oldest(keys)) is None:
                 raise
             self._evict(oldest, ledger)             # once; then the disk is full of other things
             self._publish(path, header, payload, now)
@@ -391,7 +390,7 @@ class DiskStore:
         return True
 
     def _publish(self, path: Path, header: Header, payload, now: float) -> None:
-        path.parent.mkdir(exist_ok=True)    # not the store's own: without it there is no ledger
+        path.parent.mkdir(exist_ok=True)    # not the root: who removed it removed the ledger, too
         temporary = path.with_name(f"{os.getpid()}-{uuid.uuid4().hex}.tmp")
         try:
             record.write(temporary, header, payload, now)
@@ -433,7 +432,10 @@ class DiskStore:
         return self.counts["expired"] - before
 
     def evict(self, num_bytes: int) -> int:
-        """Remove the records used longest ago until so many bytes are gone; how many bytes."""
+        """Remove the records used longest ago until so many bytes are gone; how many bytes.
+
+        Raises OSError if that cannot be done, as `clear` and `check` do.
+        """
         with self.ledger.held() as ledger:
             before = ledger.num_bytes
             while before - ledger.num_bytes < num_bytes and self.index.entries:
@@ -528,7 +530,7 @@ def size_of(path: Path) -> int:
     """A file's bytes; 0 if it is not there."""
     try:
         return path.stat().st_size
-    except OSError:
+    except NOT_THERE:
         return 0
 
 
