@@ -74,6 +74,9 @@ class BlockPool:
 
         All hits are held before any block is taken: else a hit could be taken for new tokens.
         """
+        if num_new < 0 or len(set(hits)) < len(hits):
+            raise ValueError(f"num_new={num_new} must be at least 0, and hits={hits} must name no "
+                             "block twice: no table may")
         idle_hits = sum(1 for block in hits if not self.references[block])
         if num_new + spare > len(self.free) - idle_hits:
             return None
@@ -156,8 +159,8 @@ class BlockPool:
         Raises ValueError while tables are held: whoever runs would publish old notes again.
         """
         if self.tables:
-            raise ValueError(f"{len(self.tables)} tables are still held: release them all before "
-                             "keys are forgotten")
+            raise ValueError(f"tables still held: {len(self.tables)}. Release them all before keys "
+                             "are forgotten")
         for block in list(self.key_of):
             self._unpublish(block)
 

@@ -48,6 +48,8 @@ def root_key(fingerprint: str, salt: bytes = b"") -> bytes:
     Tenants with different salts share nothing, and cannot learn from a fast answer what others
     have sent. The service gives each its salt; nobody chooses their own (vLLM PR 17045).
     """
+    if not isinstance(salt, bytes):
+        raise TypeError(f"salt={salt!r} must be bytes: encode a text first")
     head = b"second-send" + bytes.fromhex(fingerprint)
     return hashlib.sha256(head + struct.pack("<Q", len(salt)) + salt).digest()
 
@@ -59,6 +61,8 @@ def next_key(previous: bytes, tokens: Sequence[int]) -> bytes:
 
 def chain(root: bytes, tokens: Sequence[int], block_size: int) -> list[bytes]:
     """The keys of all full blocks of a text."""
+    if block_size < 1:
+        raise ValueError(f"block_size={block_size} must be at least 1")
     keys, key = [], root
     for first in range(0, len(tokens) - block_size + 1, block_size):
         key = next_key(key, tokens[first:first + block_size])

@@ -335,11 +335,19 @@ def test_g15_who_computed_the_same_later_keeps_its_own_copy(pool):
     pool.check()
 
 
+@pytest.mark.parametrize(("hits", "num_new"), [([1, 1], 0), ([0], -1)])
+def test_a_table_of_twins_or_of_less_than_nothing_is_refused(pool, hits, num_new):
+    before = snapshot(pool)
+    with pytest.raises(ValueError, match=r"must name no block twice"):
+        pool.admit(hits, num_new)
+    assert snapshot(pool) == before
+
+
 def test_g25_keys_are_forgotten_all_at_once_and_only_when_idle(pool):
     """Weights are replaced and old notes are still found, or published again by who still runs."""
     table = pool.admit([], 3)
     pool.publish(table, "abc", 2)
-    with pytest.raises(ValueError, match="1 tables are still held: release them"):
+    with pytest.raises(ValueError, match="tables still held: 1. Release them"):
         pool.forget()
     assert pool.lookup("abc") == [0, 1]
     pool.release(table)

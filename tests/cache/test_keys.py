@@ -195,3 +195,10 @@ def test_equal_configurations_have_equal_fingerprints():
 def test_a_fingerprint_is_64_hexadecimal_digits():
     assert len(bytes.fromhex(MODEL)) == KEY_BYTES
     assert MODEL.lower() == MODEL
+
+
+def test_what_makes_no_keys_is_refused():
+    with pytest.raises(TypeError, match="salt='ann' must be bytes: encode a text first"):
+        root_key(MODEL, "ann")
+    with pytest.raises(ValueError, match="block_size=0 must be at least 1"):
+        chain(root_key(MODEL), TOKENS, 0)

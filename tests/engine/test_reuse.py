@@ -236,7 +236,7 @@ def test_new_weights_wait_until_nobody_is_served(model):
     engine = make_engine(model)
     engine.submit(PROMPT, SIX)
     engine.step()
-    with pytest.raises(ValueError, match="1 tables are still held"):
+    with pytest.raises(ValueError, match="tables still held: 1"):
         engine.weights_changed()
 
 
