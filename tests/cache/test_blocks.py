@@ -347,7 +347,7 @@ def test_g25_keys_are_forgotten_all_at_once_and_only_when_idle(pool):
     """Weights are replaced and old notes are still found, or published again by who still runs."""
     table = pool.admit([], 3)
     pool.publish(table, "abc", 2)
-    with pytest.raises(ValueError, match="tables still held: 1. Release them"):
+    with pytest.raises(ValueError, match=r"tables still held: 1\. Release them"):
         pool.forget()
     assert pool.lookup("abc") == [0, 1]
     pool.release(table)
