@@ -136,8 +136,9 @@ def _inside(x: float, y: float, words: str) -> str:
 def ways_figure(rows: Sequence[int], times: Mapping[str, Sequence[float]], base: str) -> Figure:
     """Times of several ways as multiples of one of them, against the rows in a step."""
     # colour, and where the label stands: at which point, moved how far
-    looks = {"loop over tokens": ("ink", -1, -2, 12), "all experts": ("waste", -1, -2, 12),
-             "loop over experts": ("prefill", -2, 0, 13), base: ("expert", len(rows) // 2, 0, -12)}
+    looks = {"loop over tokens": ("ink", -1, -2, 12), "all experts": ("waste", 0, 14, 12),
+             "loop over experts": ("prefill", -1, -2, -36), "batched": ("decode", 0, 14, -12),
+             base: ("expert", len(rows) // 2, 0, -12)}
     ratios = {name: [t / b for t, b in zip(times[name], times[base], strict=True)]
               for name in looks}
     fig, ax = figure(5, 3.6)

@@ -118,14 +118,19 @@ class Batch:
 
     def positions(self) -> torch.Tensor:
         """Position of each row in its sequence: [rows]."""
-        return torch.cat([torch.arange(past, past + new)
-                          for new, past in zip(self.new, self.past, strict=True)])
+        starts = accumulate(self.new, initial=0)                # first row of each sequence
+        shifts = [past - start for past, start in zip(self.past, starts, strict=False)]
+        rows = torch.arange(self.num_rows)
+        return rows + torch.tensor(shifts).repeat_interleave(torch.tensor(self.new))
 
     def wanted_rows(self) -> torch.Tensor:
         """Rows whose logits are wanted: [wanted]."""
+        return torch.tensor(self._wanted(), dtype=torch.long)
+
+    def _wanted(self) -> Sequence[int]:
         if self.wanted is not None:
-            return torch.tensor(self.wanted, dtype=torch.long)
-        return torch.tensor(self.new).cumsum(0) - 1
+            return self.wanted
+        return [end - 1 for end in accumulate(self.new)]
 
     def rest(self) -> "tuple[torch.Tensor | slice, Batch] | None":
         """What goes on once all notes are written: rows kept, and a batch of them alone.
@@ -136,7 +141,7 @@ class Batch:
             new = 4, past = 2, third row wanted:   n n W n   ->   W n    new = 2, past = 4
         """
         starts = list(accumulate(self.new, initial=0))
-        wanted = self.wanted_rows().tolist()
+        wanted = self._wanted()
         first = {}                                      # of a place in the batch: its first row
         for row in sorted(wanted):
             first.setdefault(bisect_right(starts, row) - 1, row)

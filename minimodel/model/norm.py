@@ -15,4 +15,4 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         precise = x.to(torch.promote_types(x.dtype, torch.float32))
-        return self.weight * F.rms_norm(precise, x.shape[-1:], eps=self.eps).to(x.dtype)
+        return F.rms_norm(precise, x.shape[-1:], self.weight.to(precise), self.eps).to(x.dtype)

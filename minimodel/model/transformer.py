@@ -21,7 +21,7 @@ from ..config import ModelConfig
 from .attention import Attention, rotary_angles
 from .batch import KV, Batch, NoCache
 from .latent import LatentAttention
-from .moe import FeedForward, MoE, RunExperts, sorted_experts
+from .moe import FeedForward, MoE, RunExperts, quick_experts
 from .norm import RMSNorm
 
 
@@ -60,7 +60,7 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """A Mixture-of-Experts transformer, sized by `config`, with random weights until loaded."""
 
-    def __init__(self, config: ModelConfig, run_experts: RunExperts = sorted_experts):
+    def __init__(self, config: ModelConfig, run_experts: RunExperts = quick_experts):
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)

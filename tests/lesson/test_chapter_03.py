@@ -127,14 +127,14 @@ def test_a_long_line_goes_on_below():
 
 def test_the_ways_are_drawn_as_multiples_of_the_base():
     times = {"sorted": [2.0, 4.0], "loop over tokens": [2.0, 80.0], "loop over experts": [3.0, 6.0],
-             "all experts": [4.0, 20.0]}
+             "batched": [1.0, 6.0], "all experts": [4.0, 20.0]}
     drawn = chapter_03.ways_figure([1, 8], times | {"all experts": [0.2, 20.0]}, "sorted")
     assert drawn.fig.axes[0].get_ylim()[0] < 0.1         # the quickest is not cut off
     table = chapter_03.ways_figure([1, 8], times, "sorted").table
     found = {name: [y for series, y in zip(table["series"], table["y"], strict=True)
                     if series == name] for name in times}
     assert found == {"sorted": [1, 1], "loop over tokens": [1, 20], "loop over experts": [1.5, 1.5],
-                     "all experts": [2, 5]}
+                     "batched": [0.5, 1.5], "all experts": [2, 5]}
 
 
 def test_the_loads_are_sorted_and_the_mean_is_one():

@@ -1,4 +1,4 @@
-"""The gate and the two ways to run the chosen experts."""
+"""The gate and the ways to run the chosen experts."""
 
 import pytest
 import torch
@@ -6,7 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minimodel.config import ModelConfig
-from minimodel.model.moe import Experts, Gate, MoE, dense_experts, sorted_experts
+from minimodel.model import moe
+from minimodel.model.moe import (
+    FEW_ROWS,
+    Experts,
+    Gate,
+    MoE,
+    batched_experts,
+    dense_experts,
+    quick_experts,
+    sorted_experts,
+)
 from minimodel.model.transformer import Transformer
 
 
@@ -15,17 +25,18 @@ def sizes(num_experts: int, top_k: int) -> ModelConfig:
                        expert_size=6, expert_scale=2.5)
 
 
-@given(st.data(), st.integers(1, 9), st.integers(1, 12), st.integers(0, 1000))
-def test_sorted_experts_equal_the_dense_oracle(data, num_experts, rows, seed):
-    """One row and many, one expert a token and all of them, experts that nobody chose."""
+@pytest.mark.parametrize("run_experts", [sorted_experts, batched_experts, quick_experts])
+@given(st.data(), st.integers(1, 9), st.integers(0, FEW_ROWS + 3), st.integers(0, 1000))
+def test_every_way_equals_the_dense_oracle(run_experts, data, num_experts, rows, seed):
+    """No row, one and many; one expert a token and all of them; experts that nobody chose."""
     top_k = data.draw(st.integers(1, num_experts))
     torch.manual_seed(seed)
     experts = Experts(sizes(num_experts, top_k)).double()
     x = torch.randn(rows, 10, dtype=torch.float64)
-    chosen = torch.stack([torch.randperm(num_experts)[:top_k] for _ in range(rows)])
+    chosen = torch.rand(rows, num_experts).argsort(-1)[:, :top_k]
     weights = torch.rand(rows, top_k, dtype=torch.float64)
     with torch.no_grad():
-        torch.testing.assert_close(sorted_experts(x, chosen, weights, experts),
+        torch.testing.assert_close(run_experts(x, chosen, weights, experts),
                                    dense_experts(x, chosen, weights, experts), rtol=0, atol=1e-12)
 
 
@@ -41,14 +52,38 @@ def test_all_rows_on_one_expert_leave_the_others_idle():
     torch.testing.assert_close(out, plain_run(3, x), rtol=0, atol=1e-12)
 
 
-def test_gradients_flow_through_both_ways_alike():
+def test_batched_experts_fetch_only_what_somebody_chose():
+    """Experts that nobody chose may hold anything: here, what would spoil any sum."""
+    experts, x = Experts(sizes(5, 2)).double(), torch.randn(3, 10, dtype=torch.float64)
+    chosen = torch.tensor([[4, 1], [1, 4], [3, 1]])
+    weights = torch.rand(3, 2, dtype=torch.float64)
+    with torch.no_grad():
+        expected = dense_experts(x, chosen, weights, experts)
+        for matrices in experts.parameters():
+            matrices[[0, 2]] = torch.nan
+        torch.testing.assert_close(batched_experts(x, chosen, weights, experts), expected,
+                                   rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("rows", "expected"), [
+    (1, "batched_experts"), (FEW_ROWS, "batched_experts"), (FEW_ROWS + 1, "sorted_experts")])
+def test_few_rows_are_batched_and_many_sorted(monkeypatch, rows, expected):
+    ran = []
+    for name in ("batched_experts", "sorted_experts"):
+        monkeypatch.setattr(moe, name, lambda *_, name=name: ran.append(name))
+    quick_experts(torch.zeros(rows, 10), None, None, None)
+    assert ran == [expected]
+
+
+@pytest.mark.parametrize("run_experts", [sorted_experts, batched_experts])
+def test_gradients_flow_through_every_way_alike(run_experts):
     experts = Experts(sizes(5, 2)).double()
     x = torch.randn(8, 10, dtype=torch.float64, requires_grad=True)
     weights = torch.rand(8, 2, dtype=torch.float64, requires_grad=True)
     chosen = torch.stack([torch.randperm(5)[:2] for _ in range(8)])
     inputs = [x, weights, *experts.parameters()]
     fast, slow = (torch.autograd.grad(run(x, chosen, weights, experts).pow(2).sum(), inputs)
-                  for run in (sorted_experts, dense_experts))
+                  for run in (run_experts, dense_experts))
     torch.testing.assert_close(fast, slow, rtol=0, atol=1e-11)
 
 
@@ -98,7 +133,7 @@ def test_a_whole_model_gives_the_same_logits_by_either_way(make_model, changes):
     slow = Transformer(fast.config, run_experts=dense_experts).double()
     slow.load_state_dict(fast.state_dict())
     with torch.inference_mode():
-        for tokens in (torch.arange(1)[None], torch.arange(30).view(2, 15)):
+        for tokens in (torch.arange(1)[None], torch.arange(30).view(2, 15), torch.arange(45)[None]):
             torch.testing.assert_close(fast.logits_everywhere(tokens),
                                        slow.logits_everywhere(tokens), rtol=0, atol=1e-10)
 
@@ -113,7 +148,8 @@ def test_the_gate_computes_in_float32_under_autocast():
     assert torch.equal(weights, mixed_weights)
 
 
-def test_a_bfloat16_layer_answers_in_bfloat16():
+@pytest.mark.parametrize("rows", [4, FEW_ROWS + 4])
+def test_a_bfloat16_layer_answers_in_bfloat16(rows):
     layer = MoE(sizes(7, 3)).bfloat16()
     with torch.no_grad():
-        assert layer(torch.randn(4, 10, dtype=torch.bfloat16)).dtype == torch.bfloat16
+        assert layer(torch.randn(rows, 10, dtype=torch.bfloat16)).dtype == torch.bfloat16
