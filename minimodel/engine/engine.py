@@ -23,13 +23,14 @@ import torch
 from ..cache.blocks import BlockPool
 from ..cache.keys import fingerprint, root_key
 from ..cache.paged import PagedCache
-from ..cache.store import DiskStore, retention_of
+from ..cache.store import DiskStore
+from ..cache.store_index import retention_of
 from ..model import checkpoint
 from ..model.batch import Batch
 from ..model.transformer import Transformer
 from ..pricing import Usage
 from .request import Request, Sampling, State
-from .sampling import sample
+from .sampling import choose
 from .scheduler import Limits, Load, Scheduler, StepPlan, Work
 from .steps import StepRecord, shares_of
 
@@ -76,30 +77,42 @@ class Engine:
 
     def submit(self, prompt: Sequence[int], sampling: Sampling | None = None, *,
                num_answers: int = 1, reuse: bool = True, salt: bytes = b"",
-               retention: str = "chat") -> Request:
+               retention: str = "chat", written: Sequence[int] = (),
+               hold: bool = False) -> Request:
         """Let a request wait. One that could never be served comes back finished, as rejected.
 
         Only requests of the same `salt` find each other's blocks; without `reuse` it neither
-        finds nor leaves any. `retention` says how long the store keeps them. Raises ValueError
-        for a token that the model does not have, for no answer at all, an unknown retention.
+        finds nor leaves any. `retention` says how long the store keeps them. What another worker
+        has `written` counts as this request's. With `hold`, its blocks are kept when it is done,
+        until `release`. Raises ValueError for a token that the model does not have, for no answer
+        at all, an unknown retention.
         """
         prompt = tuple(map(index, prompt))              # of a tensor, too: plain numbers
-        outside = [token for token in prompt if not 0 <= token < self.model.config.vocab_size]
-        if outside:
-            raise ValueError(f"token id {outside[0]} is outside the vocabulary of "
-                             f"{self.model.config.vocab_size}: make prompts with "
-                             "minimodel.tokenizer.encode")
+        self.require_tokens((*prompt, *written))
         if num_answers < 1:
             raise ValueError(f"num_answers={num_answers} must be at least 1")
+        if written and num_answers > 1:
+            raise ValueError(f"num_answers={num_answers} of which one has tokens already: submit "
+                             "each answer on its own")
         retention_of(retention)
         root = root_key(self.fingerprint, salt) if reuse and self.reuse else None
         request = Request(str(self.num_submitted), prompt, sampling or Sampling(),
-                          num_answers, self.clock(), root=root, retention=retention)
+                          num_answers, self.clock(), root=root, retention=retention, hold=hold)
+        for token in written:
+            request.write(token, request.arrived_s)
         self.num_submitted += 1
         self.scheduler.add(request)
         if request.state is not State.FINISHED:
             self.requests[request.id] = request
         return request
+
+    def require_tokens(self, tokens: Sequence[int]) -> None:
+        """Raise ValueError for a token that the model does not have."""
+        size = self.model.config.vocab_size
+        outside = [token for token in tokens if not 0 <= token < size]
+        if outside:
+            raise ValueError(f"token id {outside[0]} is outside the vocabulary of {size}: "
+                             "make prompts with minimodel.tokenizer.encode")
 
     def abort(self, request_id: str) -> None:
         """Stop a request and all its answers. One that is not here (any more) is no error."""
@@ -107,6 +120,11 @@ class Engine:
             for answer in request.answers:
                 self.scheduler.abort(answer)
             self._forget_finished()
+
+    def release(self, request_id: str) -> None:
+        """Let go of the blocks of a request that is HELD."""
+        self.scheduler.release(self.requests[request_id])
+        self._forget_finished()
 
     def _forget_finished(self) -> None:
         self.requests = {key: request for key, request in self.requests.items()
@@ -239,28 +257,12 @@ class Engine:
         """Raise AssertionError where the engine's parts do not agree."""
         self.scheduler.check()
         known = {id(answer) for request in self.requests.values() for answer in request.answers}
-        served = [*self.scheduler.waiting, *self.scheduler.loading, *self.scheduler.running]
+        served = [*self.scheduler.waiting, *self.scheduler.loading, *self.scheduler.running,
+                  *self.scheduler.held]
         assert all(id(request) in known for request in served), "someone unknown is served"
 
     def stats(self) -> dict[str, int]:
         return {"steps": self.num_steps, **self.scheduler.stats()}
-
-
-def choose(logits: torch.Tensor, requests: Sequence[Request]) -> list[list[int]]:
-    """The next tokens of each request, from logits [requests, vocabulary].
-
-    One token each; where several answers start from one prompt, one for each of them.
-    """
-    best = logits.argmax(-1).tolist()
-    return [[best[row]] if request.sampling.temperature == 0 and request.num_answers == 1
-            else [sample(logits[row], answer, len(request.output))
-                  for answer in samplings(request)]
-            for row, request in enumerate(requests)]
-
-
-def samplings(request: Request) -> list[Sampling]:
-    """How each answer that starts now is sampled: seeds count up from the request's own."""
-    return [request.sampling.of_answer(i) for i in range(request.num_answers)]
 
 
 def usage(request: Request) -> Usage:

@@ -14,8 +14,8 @@
 4. It finishes by a stop token, by length, by being aborted, or by being rejected.
 
 Where others computed its beginning before, it begins with `computed` above zero: their blocks
-are in memory, or, LOADING, are read from disk. HELD (a prefill worker keeps the notes until
-they are fetched) is for chapter 12.
+are in memory, or, LOADING, are read from disk or fetched from another worker. That worker's
+request is HELD: its answer is written, its notes are kept until they were fetched.
 """
 
 import math
@@ -103,6 +103,7 @@ class Request:
     num_saved: int = 0                  # of its blocks, from the first on, are in the store
     num_loaded: int = 0                 # tokens whose notes came from the store
     num_found: int | None = None        # tokens it had not to compute when it first ran
+    hold: bool = False                  # when it is done, keep its blocks: HELD, not FINISHED
 
     def __post_init__(self):
         self.answers = [self]
@@ -175,6 +176,6 @@ class Request:
         assert (self.table is not None) == (self.state in (State.RUNNING, State.LOADING,
                                                            State.HELD)), (
             f"request {self.id} is {self.state.value} with table {self.table}")
-        assert (self.reason is not None) == (self.state is State.FINISHED), (
+        assert (self.reason is not None) == (self.state in (State.HELD, State.FINISHED)), (
             f"request {self.id} is {self.state.value} with reason {self.reason}")
         assert len(self.token_times_s) == len(self.output)

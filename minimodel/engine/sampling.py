@@ -7,10 +7,28 @@ could tip it.
 """
 
 import random
+from collections.abc import Sequence
 
 import torch
 
-from .request import Sampling
+from .request import Request, Sampling
+
+
+def choose(logits: torch.Tensor, requests: Sequence[Request]) -> list[list[int]]:
+    """The next tokens of each request, from logits [requests, vocabulary].
+
+    One token each; where several answers start from one prompt, one for each of them.
+    """
+    best = logits.argmax(-1).tolist()
+    return [[best[row]] if request.sampling.temperature == 0 and request.num_answers == 1
+            else [sample(logits[row], answer, len(request.output))
+                  for answer in samplings(request)]
+            for row, request in enumerate(requests)]
+
+
+def samplings(request: Request) -> list[Sampling]:
+    """How each answer that starts now is sampled: seeds count up from the request's own."""
+    return [request.sampling.of_answer(i) for i in range(request.num_answers)]
 
 
 def sample(logits: torch.Tensor, sampling: Sampling, place: int) -> int:

@@ -13,7 +13,8 @@ A step has a budget of tokens. `plan` hands it out:
    that run: so it is not sent away again at once.
 4. Who is admitted looks first whether the beginning of its text was computed before. Blocks
    found in memory are shared. If more are in the store, the request is LOADING: some steps
-   read them, a few at a time, while others run. What cannot be read after all is computed.
+   read them, a few at a time, while others run. What cannot be read after all is computed;
+   what is still on its way from another worker is waited for.
 
 Then the model runs, and `commit` counts the tokens as computed, adds those that were sampled,
 and lets finished requests go. Nothing is counted before: a step that fails in between can
@@ -107,6 +108,8 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.loading: dict[Request, int] = {}           # tokens each will have when all is read
         self.running: list[Request] = []
+        self.held: list[Request] = []                   # done; their blocks are kept for others
+        self.ready: Callable[[Sequence[bytes]], int] = len  # blocks of a load that need no waiting
         self.num_preempted = 0
 
     # --- coming and going -----------------------------------------------------------------
@@ -115,6 +118,9 @@ class Scheduler:
         """Let a new request wait, or finish it as rejected if it could never be served."""
         if (problem := self._never_fits(request)) is not None:
             self._finish(request, f"rejected: {problem}")
+            return
+        if request.state is State.NEW and request.reason is not None:   # its last token came along
+            self._finish(request, request.reason)
             return
         request.move(State.WAITING)
         self.waiting.append(request)
@@ -139,6 +145,13 @@ class Scheduler:
         if request.state is not State.FINISHED:
             self._finish(request, "aborted")
 
+    def release(self, request: Request) -> None:
+        """Let go of a HELD request's blocks: somebody has fetched them, or will not."""
+        if request.state is not State.HELD:
+            raise ValueError(f"request {request.id} is {request.state.value}, not held: there is "
+                             "nothing to let go of")
+        self._finish(request, request.reason)
+
     def _finish(self, request: Request, reason: str) -> None:
         """The one way out: off every list, blocks given back."""
         request.move(State.FINISHED)
@@ -146,6 +159,8 @@ class Scheduler:
             self.waiting.remove(request)
         if request in self.running:
             self.running.remove(request)
+        if request in self.held:
+            self.held.remove(request)
         self.loading.pop(request, None)
         self._give_back(request)
         request.reason = reason
@@ -167,14 +182,16 @@ class Scheduler:
         return plan
 
     def _plan_running(self, plan: StepPlan) -> None:
+        budget = self.limits.max_tokens_per_step
         for request in list(self.running):
-            num_tokens = min(request.remaining, self.limits.max_tokens_per_step - plan.num_tokens)
+            num_tokens = min(request.remaining, budget)
             if num_tokens == 0:                 # of the budget: something always remains
                 return
             while request.state is State.RUNNING and not self._make_room(request, num_tokens):
                 self._preempt(self.running[-1], plan)
             if request.state is State.RUNNING:
                 plan.work.append(Work.of(request, num_tokens))
+                budget -= num_tokens
 
     def _make_room(self, request: Request, num_tokens: int) -> bool:
         """Give the request blocks for its next tokens, its own to write to, if there are any."""
@@ -245,6 +262,7 @@ class Scheduler:
         for request, end in self.loading.items():
             first = request.computed // size
             last = min(end // size, first + budget)
+            last = first + self.ready(request.keys[first:last])
             if first < last:
                 plan.loads.append(Load(request, request.computed, request.keys[first:last],
                                        request.table[first:last]))
@@ -305,9 +323,17 @@ class Scheduler:
         for answer, token in zip(answers, tokens, strict=True):
             answer.write(token, now_s)
             if answer.reason is not None:
-                self._finish(answer, answer.reason)
+                self._end(answer)
                 finished.append(answer)
         return finished
+
+    def _end(self, answer: Request) -> None:
+        if not answer.hold:
+            self._finish(answer, answer.reason)
+            return
+        self.running.remove(answer)
+        answer.move(State.HELD)
+        self.held.append(answer)
 
     def _fork(self, request: Request, number: int) -> Request:
         twin = request.fork(number)
@@ -325,22 +351,22 @@ class Scheduler:
         """Raise AssertionError where lists, states, tables and the pool do not agree."""
         self.pool.check()
         for requests, state in ((self.waiting, State.WAITING), (self.loading, State.LOADING),
-                                (self.running, State.RUNNING)):
+                                (self.running, State.RUNNING), (self.held, State.HELD)):
             for request in requests:
                 request.check()
                 assert request.state is state, f"{request.id} is {request.state} among {state}"
-        holders = [*self.loading, *self.running]
+        holders = [*self.loading, *self.running, *self.held]
         everyone = [*self.waiting, *holders]
         assert len({id(request) for request in everyone}) == len(everyone), "someone is here twice"
-        assert len(holders) <= self.limits.max_running, "more run than may"
+        assert len(holders) - len(self.held) <= self.limits.max_running, "more run than may"
         tables = {id(request.table) for request in holders}
         assert tables == {id(table) for table in self.pool.tables}, (
-            "the pool lends tables to others than those who run or load")
+            "the pool lends tables to others than those who run, load or are held")
         for request in holders:
             room = len(request.table) * self.pool.block_size
             assert request.computed <= room, f"{request.id} computed more than its blocks hold"
 
     def stats(self) -> dict[str, int]:
         return {"waiting": len(self.waiting), "loading": len(self.loading),
-                "running": len(self.running),
+                "running": len(self.running), "being_held": len(self.held),
                 "preempted": self.num_preempted, **self.pool.stats()}

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from ..cache.blocks import BlockPool
-from ..cache.store import RETENTION_S, StoreIndex
+from ..cache.store_index import RETENTION_S, StoreIndex
 from ..cluster.router import Ask, Choice, Router
 from ..engine.request import Request, Sampling
 from ..engine.scheduler import Limits, Scheduler, StepPlan

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from ..cache.blocks import BlockPool
-from ..cache.store import RETENTION_S, StoreIndex
+from ..cache.store_index import RETENTION_S, StoreIndex
 from .cost import V41_KV_BYTES_PER_TOKEN
 from .traces import DAY_S, HOUR_S, TraceRequest, check_above_zero
 

@@ -25,7 +25,8 @@ from pathlib import Path
 
 from minimodel.cache import record
 from minimodel.cache.keys import chain, root_key
-from minimodel.cache.store import DAY_S, NO_KEY, DiskStore
+from minimodel.cache.record import NO_KEY
+from minimodel.cache.store import DAY_S, DiskStore
 
 MODEL = "a7" * 32
 PAYLOAD_BYTES = 211

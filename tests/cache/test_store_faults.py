@@ -23,7 +23,8 @@ import pytest
 
 from minimodel.cache import record
 from minimodel.cache.keys import chain, root_key
-from minimodel.cache.store import DAY_S, NO_KEY, DiskStore
+from minimodel.cache.record import NO_KEY
+from minimodel.cache.store import DAY_S, DiskStore
 
 SCRIPT = Path(__file__).with_name("store_processes.py")
 shared = SimpleNamespace(**runpy.run_path(str(SCRIPT)))

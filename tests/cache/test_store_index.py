@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from minimodel.cache.record import NO_KEY
-from minimodel.cache.store import AHEAD_S, StoreIndex
+from minimodel.cache.store_index import AHEAD_S, StoreIndex
 
 SIZE = 7                    # bytes of a record
 CHAINS = {name: [key.encode() for key in keys] for name, keys in {

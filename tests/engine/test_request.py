@@ -159,4 +159,4 @@ def test_check_agrees_with_each_state():
     for state in State:
         has_table = state in (State.LOADING, State.RUNNING, State.HELD)
         make(state=state, table=BlockTable([0]) if has_table else None,
-             reason="aborted" if state is State.FINISHED else None).check()
+             reason="aborted" if state in (State.HELD, State.FINISHED) else None).check()
