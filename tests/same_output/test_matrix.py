@@ -7,8 +7,10 @@ prompts to answers, and one line in the table.
 """
 
 import tempfile
+import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from random import Random
 from unittest import mock
@@ -19,6 +21,8 @@ import torch
 from minimodel.cache.dense import DenseCache
 from minimodel.cache.paged import PagedCache
 from minimodel.cache.store import DiskStore
+from minimodel.cluster.handoff import DecodeWorker, PrefillWorker
+from minimodel.cluster.links import Network
 from minimodel.engine import engine as engine_module
 from minimodel.engine.engine import Engine, choose, fingerprint_of
 from minimodel.engine.generate import generate_with_cache, generate_without_cache
@@ -159,6 +163,17 @@ def greedy(count: int) -> Sampling:
 
 def run(engine: Engine, after_step=lambda record: None) -> dict[str, list[torch.Tensor]]:
     """Until nobody is left: the logits from which each request's tokens were chosen."""
+    with listening() as seen:
+        while (record := engine.step()) is not None:
+            engine.check()
+            after_step(record)
+    assert engine.stats()["held"] == 0
+    return seen
+
+
+@contextmanager
+def listening() -> Iterator[dict[str, list[torch.Tensor]]]:
+    """The logits from which each request's tokens are chosen, meanwhile."""
     seen = defaultdict(list)
 
     def listen(logits, requests):
@@ -166,11 +181,7 @@ def run(engine: Engine, after_step=lambda record: None) -> dict[str, list[torch.
             seen[request.id].append(row)
         return choose(logits, requests)
     with mock.patch.object(engine_module, "choose", listen):
-        while (record := engine.step()) is not None:
-            engine.check()
-            after_step(record)
-    assert engine.stats()["held"] == 0
-    return seen
+        yield seen
 
 
 def answered(requests: list[Request], seen: dict[str, list[torch.Tensor]]) -> list[Answer]:
@@ -357,6 +368,31 @@ def from_disk_then_preempted(model: Transformer, prompts: list[Prompt], count: i
         return answers
 
 
+# --- handed off: one engine reads, another writes ----------------------------------------------
+
+def handed_off(by_layer: bool = False) -> Way:
+    """Prompts read by one engine; their whole blocks fetched by another, which writes."""
+    def way(model: Transformer, prompts: list[Prompt], count: int) -> list[Answer]:
+        network = Network(time.perf_counter)
+        prefill = PrefillWorker("p", make_engine(model, 150), network.link("p"))
+        decode = DecodeWorker(make_engine(model, 150), network.link("d"), by_layer=by_layer)
+        with listening() as first:
+            tickets = [prefill.run(prompt, greedy(count)) for prompt in prompts]
+        requests = [decode.accept(ticket, prompt, greedy(count))
+                    for ticket, prompt in zip(tickets, prompts, strict=True)]
+        with listening() as rest:
+            while not decode.is_idle:
+                prefill.step()
+                decode.poll()
+        prefill.step()
+        assert prefill.engine.stats()["held"] == decode.engine.stats()["held"] == 0
+        assert decode.counts["bytes"] > 0
+        return [Answer(request.output,
+                       torch.stack([*first[ticket.request_id], *rest[request.id]]))
+                for ticket, request in zip(tickets, requests, strict=True)]
+    return way
+
+
 WAYS: dict[str, Way] = {
     "only the wanted rows": only_wanted_rows,
     "dense": dense,
@@ -387,6 +423,8 @@ WAYS: dict[str, Way] = {
     "engine, second send from disk, a block a step": from_disk(loads_per_step=1),
     "engine, second send from what is left on disk": from_disk(lost=40),
     "engine, second send from disk, then preempted": from_disk_then_preempted,
+    "handed off": handed_off(),
+    "handed off layer by layer": handed_off(by_layer=True),
 }
 
 SHARED = {"kv_source_layers": (0, 0, 2, 2)}

@@ -1,0 +1,142 @@
+"""Experts spread over ranks: every rank runs its own, on the tokens of all.
+
+Each rank holds other requests (their attention, their notes) and some of the experts. At every
+expert layer all ranks meet twice:
+
+    dispatch    each token's vector goes to the ranks that hold the experts it chose
+    (compute)   each rank runs its experts on what came, whoever sent it
+    combine     the results go back, and are added up with the gate's weights
+
+Both are an all-to-all: everybody sends everybody else some rows, or none. A rank without tokens
+takes part all the same; if one stays away, all the others wait. Nothing else in the model
+knows: this is one more way to run experts, passed to the expert layers (see `model/moe.py`).
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import torch
+import torch.distributed as dist
+
+from ..engine.engine import Engine
+from ..model.moe import Experts, MoE, sorted_experts
+from ..model.transformer import Transformer
+from .balance import Placement
+
+
+@dataclass
+class Traffic:
+    """What a rank's expert layers have done since this was reset."""
+
+    rows_sent: int = 0              # to other ranks, both ways together
+    bytes_sent: int = 0
+    rows_run: int = 0               # pairs of a token and an expert of this rank
+    expert_bytes: int = 0           # of the experts that had rows, each time they had some
+    communicating_s: float = 0.0    # waiting for slower ranks included
+
+
+class ShardedExperts:
+    """Runs experts by a placement: called with a layer's local experts, as `RunExperts` is."""
+
+    def __init__(self, placement: Placement, group: dist.ProcessGroup | None = None):
+        self.group, self.placement = group, placement
+        self.rank, self.num_ranks = dist.get_rank(group), dist.get_world_size(group)
+        if len(placement.experts_of) != self.num_ranks:
+            raise ValueError(f"a placement for {len(placement.experts_of)} ranks in a group of "
+                             f"{self.num_ranks}: place the experts for this group")
+        self.traffic = Traffic()
+        self.num_copies, self.copies = copy_tables(placement)
+
+    def __call__(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor,
+                 experts: Experts) -> torch.Tensor:
+        """x [rows, hidden] of this rank to the weighted sum of its experts' results, likewise."""
+        tokens = torch.arange(len(x)).repeat_interleave(chosen.shape[1])    # of each pair
+        ranks, slots = self.homes(chosen.flatten(), tokens)
+        order = ranks.argsort(stable=True)
+        counts = ranks.bincount(minlength=self.num_ranks)
+        arriving = self._all_to_all(counts, [1] * self.num_ranks, [1] * self.num_ranks)
+        sent, got = counts.tolist(), arriving.tolist()
+        sent_rows = x[tokens[order]]
+        rows = self._all_to_all(sent_rows, sent, got)                       # dispatch
+        its_slots = self._all_to_all(slots[order], sent, got)
+        done = self._run(rows, its_slots, experts)
+        back = self._all_to_all(done, got, sent)                            # combine
+        self.traffic.rows_sent += len(sent_rows) - sent[self.rank] + len(done) - got[self.rank]
+        weighted = back * weights.flatten()[order, None].to(back.dtype)
+        return torch.zeros_like(x).index_add(0, tokens[order], weighted)
+
+    def homes(self, experts: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The (rank, slot) of the copy that each pair of a token and an expert uses."""
+        return self.copies[experts, tokens % self.num_copies[experts]].unbind(-1)
+
+    def _run(self, rows: torch.Tensor, slots: torch.Tensor, experts: Experts) -> torch.Tensor:
+        self.traffic.rows_run += len(rows)
+        one = experts.gate_up_proj[0].nbytes + experts.down_proj[0].nbytes
+        self.traffic.expert_bytes += one * len(slots.unique())
+        return sorted_experts(rows, slots[:, None], rows.new_ones(len(rows), 1), experts)
+
+    def _all_to_all(self, rows: torch.Tensor, sent: list[int], got: list[int]) -> torch.Tensor:
+        """Send everybody their share of the rows, in order of ranks; what everybody sent us."""
+        started = time.perf_counter()
+        received = rows.new_empty(sum(got), *rows.shape[1:])
+        dist.all_to_all_single(received, rows.contiguous(), got, sent, group=self.group)
+        self.traffic.communicating_s += time.perf_counter() - started
+        others = len(rows) - sent[self.rank]
+        self.traffic.bytes_sent += others * rows.element_size() * rows[:1].numel()
+        return received
+
+
+def take_part(model: Transformer) -> None:
+    """A step of a rank that has no tokens of its own: it runs its experts for the others."""
+    for layer in model.layers:
+        if isinstance(layer.mlp, MoE):
+            config = layer.mlp.gate.config
+            none = layer.mlp.experts.down_proj.new_zeros(0, config.hidden_size)
+            nothing = none.new_zeros(0, config.experts_per_token)
+            layer.mlp.run_experts(none, nothing.long(), nothing, layer.mlp.experts)
+
+
+def copy_tables(placement: Placement) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many copies each expert has, and where: [experts] and [experts, most copies, 2]."""
+    num_experts = len(placement.copies_of)
+    counts = torch.tensor([len(placement.copies_of[expert]) for expert in range(num_experts)])
+    copies = torch.zeros(num_experts, int(counts.max()), 2, dtype=torch.long)
+    for expert, places in placement.copies_of.items():
+        copies[expert, :len(places)] = torch.tensor(places)
+    return counts, copies
+
+
+def shard(model: Transformer, placements: Sequence[Placement],
+          group: dist.ProcessGroup | None = None) -> list[ShardedExperts]:
+    """Leave a model only this rank's experts, one placement for each expert layer, first to last.
+
+    Returns the layers' ways to run them, whose `traffic` can be read.
+    """
+    layers = [layer.mlp for layer in model.layers if isinstance(layer.mlp, MoE)]
+    runs = []
+    for layer, placement in zip(layers, placements, strict=True):
+        run = ShardedExperts(placement, group)
+        mine = list(placement.experts_of[run.rank])
+        layer.experts.gate_up_proj = torch.nn.Parameter(layer.experts.gate_up_proj[mine])
+        layer.experts.down_proj = torch.nn.Parameter(layer.experts.down_proj[mine])
+        layer.run_experts = run
+        runs.append(run)
+    return runs
+
+
+def serve_together(engine: Engine, group: dist.ProcessGroup | None = None) -> int:
+    """Step this rank's engine, in step with all others, until nobody has anything to do.
+
+    How many steps that took. Whoever has nothing to compute in a step runs experts for the rest.
+    """
+    for num_steps in count():
+        busy = torch.tensor([not engine.scheduler.is_idle], dtype=torch.int32)
+        dist.all_reduce(busy, dist.ReduceOp.MAX, group=group)
+        if not busy:
+            return num_steps
+        record = engine.step()
+        if record is None or not record.num_tokens:
+            with torch.inference_mode():
+                take_part(engine.model)
