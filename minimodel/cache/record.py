@@ -83,7 +83,7 @@ def read(path, key: bytes, fingerprint: bytes, into: memoryview) -> Header:
     head, beyond = bytearray(HEAD_BYTES), bytearray(1)
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        found = os.preadv(file, [head, into, beyond], 0)
+        found = fill(file, head, into, beyond)
     finally:
         os.close(file)
     if found != HEAD_BYTES + len(into):
@@ -94,6 +94,18 @@ def read(path, key: bytes, fingerprint: bytes, into: memoryview) -> Header:
     if zlib.crc32(into, zlib.crc32(head[8:])) != checksum:
         raise RecordError("is damaged: its checksum does not fit")
     return header
+
+
+def fill(file: int, *buffers) -> int:
+    """Read a file from its beginning until the buffers are full or it ends; how many bytes."""
+    rest, found = [memoryview(buffer) for buffer in buffers], 0
+    while rest and (count := os.preadv(file, rest, found)):     # fewer than there are is no end
+        found += count
+        while rest and count >= len(rest[0]):
+            count -= len(rest.pop(0))
+        if rest:
+            rest[0] = rest[0][count:]
+    return found
 
 
 def read_header(path) -> Header:

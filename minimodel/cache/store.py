@@ -20,6 +20,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 
 from . import record
+from .keys import KEY_BYTES
 from .ledger import Ledger
 from .record import NO_KEY, Header, RecordError
 from .store_index import AHEAD_S, DAY_S, RETENTION_S, Entry, StoreIndex, retention_of
@@ -54,6 +55,8 @@ class DiskStore:
         if not re.fullmatch("([0-9a-f]{64})?", fingerprint):
             raise StoreError(f"fingerprint={fingerprint!r} must be 64 hexadecimal digits, as "
                              "keys.fingerprint makes them")
+        if min_free_bytes < 0:
+            raise StoreError(f"min_free_bytes={min_free_bytes} must be at least 0")
         self.root, self.fingerprint = Path(root), bytes.fromhex(fingerprint)
         self.min_free_bytes, self.clock = min_free_bytes, clock
         self.index = StoreIndex(capacity_bytes, clock)
@@ -221,6 +224,9 @@ class DiskStore:
         if first < 0:
             raise ValueError(f"{len(payloads)} payloads for a chain of {len(keys)} keys: give the "
                              "keys from the chain's first block on")
+        if wrong := [key for key in keys if len(key) != KEY_BYTES]:
+            raise ValueError(f"{wrong[0]!r} is no key of {KEY_BYTES} bytes: make keys with "
+                             "keys.chain")
         self.touch(keys[:self.longest_prefix(keys)])    # which forgets those that are gone
         saved = self.index.longest_prefix(keys)
         if first <= saved < len(keys) and time.monotonic() >= self.retry_at_s:
@@ -381,7 +387,7 @@ class DiskStore:
         try:
             header = record.read_header(path)
             record.read(path, key, header.fingerprint, memoryview(bytearray(header.num_bytes)))
-        except RecordError as error:
+        except (RecordError, OSError) as error:
             raise AssertionError(f"record {path.name} {error}") from None
 
     def header(self, key: bytes) -> Header:

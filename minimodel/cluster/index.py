@@ -22,6 +22,7 @@ class PrefixIndex:
         self.capacity = capacity
         self.blocks_of: dict[str, OrderedDict[Hashable, None]] = {}
         self.holders_of: dict[Hashable, set[str]] = {}
+        self.listeners: dict[str, Listener] = {}
 
     def match(self, keys: Sequence[Hashable]) -> dict[str, int]:
         """How many of a chain's first blocks each replica has; those with none are left out."""
@@ -55,9 +56,11 @@ class PrefixIndex:
                     del self.holders_of[key]
 
     def drop(self, replica: str) -> None:
-        """Forget all of a replica."""
+        """Forget all of a replica. Who listens to it will have to catch up."""
         self.removed(replica, list(self.blocks_of.get(replica, ())))
         self.blocks_of.pop(replica, None)
+        if (listener := self.listeners.get(replica)) is not None:
+            listener.epoch = -1
 
     def check(self) -> None:
         """Raise AssertionError unless both sides say the same."""
@@ -112,7 +115,8 @@ class Listener:
 
     def __init__(self, index: PrefixIndex, replica: str):
         self.index, self.replica = index, replica
-        self.epoch, self.next_number = -1, 0
+        self.epoch, self.next_number = -1, 0            # -1: nothing was heard yet
+        index.listeners[replica] = self
 
     def hear(self, event: Event, log: EventLog) -> None:
         """Take in an event. `log` is asked where some were missed.
@@ -136,7 +140,7 @@ class Listener:
         if missed is None:
             self.index.drop(self.replica)
             self.index.stored(self.replica, list(reversed(log.keys)))
-            self.next_number = log.num_events
+            self.epoch, self.next_number = log.epoch, log.num_events
         else:
             for event in missed:
                 self._apply(event)

@@ -219,3 +219,18 @@ def test_no_failure_leaves_a_file_open(path, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         record.write(tmp_path / "b.kv", header(), PAYLOAD, USED_S)
     assert num_open_files() == before
+
+
+@pytest.mark.parametrize("most", [1, 3, 50, 119, 120, 121, 125])
+def test_a_read_that_brings_less_than_asked_goes_on(path, monkeypatch, most):
+    """A file over a network may come in pieces: that is no damage."""
+    real = os.preadv
+
+    def in_pieces(file, buffers, offset):
+        first = memoryview(buffers[0])[:most]
+        return real(file, [first], offset)
+    monkeypatch.setattr(os, "preadv", in_pieces)
+    assert read(path) == (header(), PAYLOAD)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(RecordError, match="has 132 bytes or more, not 133"):
+        read(path)

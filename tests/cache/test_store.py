@@ -674,3 +674,15 @@ def test_check_finds_the_damage(store, message, damage):
     damage(store, path_of(store, TEA[0]))
     with pytest.raises(AssertionError, match=message):
         store.check()
+
+
+def test_a_key_of_another_length_is_refused(tmp_path):
+    store = DiskStore(tmp_path, "ab" * 32, min_free_bytes=0)
+    with pytest.raises(ValueError, match=r"b'k' is no key of 32 bytes: make keys with"):
+        store.save_chain([b"k"], [b"xx"])
+    assert store.check() == 0
+
+
+def test_a_floor_below_nothing_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="min_free_bytes=-1 must be at least 0"):
+        DiskStore(tmp_path, min_free_bytes=-1)

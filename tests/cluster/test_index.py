@@ -151,6 +151,20 @@ def test_a_silent_restart_is_noticed_by_asking():
     assert index.match("p") == {}
 
 
+def test_who_was_dropped_and_comes_back_in_the_same_life_is_heard_anew():
+    """A replica that was thought lost: its blocks are still there."""
+    index, log = PrefixIndex(), EventLog(epoch=0)
+    listener = Listener(index, "a")
+    for key in "pq":
+        log.stored(key)
+        listener.hear(log.events[-1], log)
+    index.drop("a")
+    log.stored("r")
+    listener.hear(log.events[-1], log)
+    assert set(index.blocks_of["a"]) == {"p", "q", "r"}
+    index.check()
+
+
 def test_a_log_keeps_the_last_events_only():
     log = EventLog(epoch=0, keep=2)
     for key in "pqr":
