@@ -7,8 +7,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from minimodel.cache.dense import DenseCache
 from minimodel.config import ConfigError, ModelConfig
 from minimodel.model.batch import Batch
-from minimodel.model.transformer import Transformer
 from minimodel.model.moe import FEW_ROWS
+from minimodel.model.transformer import Transformer
 
 SHAPES = [
     {},

@@ -18,7 +18,7 @@ from ..engine.engine import Engine, usage
 from ..engine.metrics import percentile
 from ..engine.request import Request, Sampling
 from ..engine.scheduler import Limits
-from ..model.corpus import Notebook, town_notebook
+from ..model.corpus import Fact, Notebook, town_notebook
 from ..model.transformer import Transformer
 from ..pricing import Usage
 from ..simulate.cluster import Cluster, Served, StepCost, equal_replicas
@@ -30,6 +30,9 @@ from .explorable import Axis, Bar, Bars, Checkbox, Explorable, Line, Lines, Numb
 from .figures import Figure, direct_label, figure, finding, key, measured_bars, modelled
 
 # --- who comes -------------------------------------------------------------------------------
+
+
+ANSWER_TOKENS = 4
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,11 @@ def towns(count: int = 9) -> list[Notebook]:
     return [town_notebook(random.Random(number), 480, 3) for number in range(count)]
 
 
+def prompt_for(book: Notebook, fact: Fact) -> list[int]:
+    """Notebook, question, and the answer up to the value: what is written next is the value."""
+    return encode(f"{book.ask(fact)}A: {fact.opening}")
+
+
 def visitors(count: int = 48, seed: int = 15, turns_apart: float = 3.0) -> list[Visitor]:
     """A crowd that asks about nine towns; the first ones are asked about most."""
     rng, books, at, found = random.Random(seed), towns(), 0.0, []
@@ -53,7 +61,7 @@ def visitors(count: int = 48, seed: int = 15, turns_apart: float = 3.0) -> list[
     for _ in range(count):
         town = rng.choices(range(len(books)), weights)[0]
         fact = rng.choice(books[town].facts)
-        found.append(Visitor(int(at), town, encode(books[town].ask(fact))))
+        found.append(Visitor(int(at), town, prompt_for(books[town], fact)))
         at += rng.expovariate(1 / turns_apart)
     return found
 
@@ -61,7 +69,7 @@ def visitors(count: int = 48, seed: int = 15, turns_apart: float = 3.0) -> list[
 def herd(count: int = 36, a_turn: int = 2) -> list[Visitor]:
     """Everybody asks about the same town, some in every turn: a prompt goes viral."""
     book = towns(1)[0]
-    return [Visitor(i // a_turn, 0, encode(book.ask(book.facts[i % len(book.facts)])))
+    return [Visitor(i // a_turn, 0, prompt_for(book, book.facts[i % len(book.facts)]))
             for i in range(count)]
 
 
@@ -124,14 +132,14 @@ class Fleet:
             Limits(max_tokens_per_step=64, max_running=8), self.clock)
         self.engines[name].pool.listener = EventLog(epoch)
 
-    def ask(self, prompt: Sequence[int], max_tokens: int = 8) -> Ask:
+    def ask(self, prompt: Sequence[int], max_tokens: int = ANSWER_TOKENS) -> Ask:
         """A prompt as the router sees it: its length and the keys of its blocks."""
         root = keys.root_key(next(iter(self.engines.values())).fingerprint)
         chain = keys.chain(root, prompt, 16)[:keys.most_hits(len(prompt), 16)]
         return Ask(chain, len(prompt), max_tokens)
 
     def serve(self, crowd: Sequence[Visitor]) -> list[Answered]:
-        """Let a crowd in, turn by turn, until all have their answers of 8 tokens."""
+        """Let a crowd in, turn by turn, until all have their answers of 4 tokens."""
         start, pending = self.clock.now, list(crowd)
         first = len(self.answered)
         while pending or self.flights:
@@ -144,7 +152,7 @@ class Fleet:
         flight = ExitStack()
         choice = flight.enter_context(self.router.serving(self.ask(visitor.prompt)))
         request = self.engines[choice.replica].submit(
-            visitor.prompt, Sampling(max_tokens=8, stop_ids=frozenset()))
+            visitor.prompt, Sampling(ANSWER_TOKENS, stop_ids=frozenset()))
         if request.reason is not None:
             flight.close()
             raise ValueError(f"the visitor at {visitor.at} is {request.reason}")
@@ -381,9 +389,10 @@ def policies_figure(fleets: Mapping[str, Fleet]) -> Figure:
         measured_bars(ax, [*fleets], values, meaning, label)
         for y, value in enumerate(values):
             direct_label(ax, value, y, f"{value:.0f}", "ink", dx=6)
-        ax.set(xlabel=label, xlim=(0, max(values) * 1.15))
-    finding(upper, "Looking at prefixes finds more; looking at nothing else makes some wait")
-    return Figure(fig, "Measured on three engines, the same 48 visitors. " + "; ".join(
+        ax.set(xlabel=label, xlim=(0, 1.15 * max(*values, 1)))
+    finding(upper, "Looking at prefixes finds more; the cost waits no longer for it")
+    count = len(next(iter(fleets.values())).answered)
+    return Figure(fig, f"Measured on three engines, the same {count} visitors. " + "; ".join(
         f"{name}: {share:.0f} % found, p99 wait {wait:.0f} turns"
         for name, share, wait in zip(fleets, shares, waits, strict=True)) + ".")
 
@@ -449,9 +458,18 @@ def viral_figure(outcomes: Mapping[str, Outcome]) -> Figure:
            ylabel="p90 time to first token (s)", ylim=(0.3, 6 * worst), xlim=(5, 25))
     finding(ax, "A viral prompt queues at the one copy that knows it, unless waiting counts")
     key(ax, "modelled", loc="upper left")
-    return Figure(fig, "Modelled: p90 of the time to first token by minute of arrival. "
-                  + "; ".join(f"{name}: up to {max(outcome.by_minute(90).values()):.1f} s"
+    return Figure(fig, "Modelled: p90 of the time to first token by minute of arrival; the herd "
+                  "comes from minute 10 to 15. "
+                  + "; ".join(f"{name}: {_course(outcome.by_minute(90))}"
                               for name, outcome in outcomes.items()) + ".")
+
+
+def _course(minutes: Mapping[int, float], limit_s: float = 10.0) -> str:
+    """A line of the figure in words: how high it goes, and when it is above a limit."""
+    words = f"up to {max(minutes.values()):.1f} s"
+    above = [minute for minute, wait_s in minutes.items() if wait_s > limit_s]
+    return words + (f", above {limit_s:.0f} s from minute {above[0]} to {above[-1] + 1}"
+                    if above else "")
 
 
 # --- the explorable --------------------------------------------------------------------------
@@ -489,8 +507,8 @@ def lean_explorable() -> Explorable:
     """Four replicas; drag the weight between load and affinity."""
     name = "share of all reading"
     return Explorable(
-        alt="Load alone forgets, affinity alone queues when a prompt goes viral; between them "
-            "lies a wide range that does neither",
+        alt="Load alone forgets, affinity alone queues when a prompt goes viral; weights of a "
+            "quarter and a half do little of either",
         twin=lean_lookup, compute=Path(__file__).with_name("chapter_15_lean.js"),
         data={"weights": list(WEIGHTS), "loads": list(LOADS), "runs": lean_runs()},
         controls=[
@@ -507,4 +525,4 @@ def lean_explorable() -> Explorable:
             Lines("p99 time to first token, by weight", x=Axis("weight", 0, 1),
                   y=Axis("p99 (s)", 1, 1000, log=True),
                   lines=[Line("weights", "tails", "all weights", "muted"),
-                         Line("weight", "p99", "yours", "decode", dy=-14)])])
+                         Line("weight", "p99", "yours", "decode", dy=-28)])])

@@ -1,5 +1,6 @@
 """Chapter 15: its fleet counts what it should, its half hours are what they say, its drawings."""
 
+import hashlib
 import itertools
 import re
 from collections import Counter
@@ -14,6 +15,7 @@ from minimodel.lesson.exercises.chapter_15 import CHAPTER, HOME, REACTION, react
 from minimodel.lesson.exercises.engine import judge
 from minimodel.simulate.cluster import Served
 from minimodel.simulate.traces import TraceRequest
+from minimodel.tokenizer import decode
 
 TICKS = itertools.count()
 
@@ -41,6 +43,14 @@ def test_visitors_are_the_same_every_time_and_prefer_the_first_towns():
     prompts = {v.town: v.prompt[:400] for v in crowd}
     assert all(v.prompt[:400] == prompts[v.town] for v in crowd)
     assert len({tuple(p) for p in prompts.values()}) == len(asked)
+    assert len({tuple(v.prompt) for v in crowd if v.town == 0}) == 3        # three facts
+
+
+def test_a_prompt_goes_up_to_the_value():
+    book = chapter_15.towns(1)[0]
+    fact = book.facts[1]
+    text = decode(chapter_15.prompt_for(book, fact))
+    assert text.endswith(f"{fact.question}A: {fact.opening}") and book.text in text
 
 
 def test_a_herd_asks_about_one_town():
@@ -113,7 +123,7 @@ def test_whatever_the_policy_the_tokens_are_the_same(fleet):
     for policy in (round_robin, longest_prefix, ByOpening(2), Cost(1.0), Lean(0.9)):
         one = fleet(policy)
         outputs.append([a.request.output for a in one.serve(crowd)])
-        assert one.usage.output_tokens == 12 * 8
+        assert one.usage.output_tokens == 12 * 4
         for engine in one.engines.values():
             engine.check()
     assert all(output == outputs[0] for output in outputs)
@@ -237,6 +247,7 @@ def test_figures_say_what_they_were_given(fleet):
         each.serve([visitor(3 * i, 65 + i % 2, 4) for i in range(6)])
     table = chapter_15.policies_figure({"round robin": one, "longest prefix": two}).table
     assert set(table["kind"]) == {"measured"}
+    assert "the same 6 visitors" in chapter_15.policies_figure({"a": one}).alt
     assert table["y"][:2] == [100 * one.hit_share, 100 * two.hit_share]
     promises = chapter_15.promises_figure({"a": one, "b": two})
     assert promises.table["y"] == [one.missing, two.missing, one.unforeseen, two.unforeseen]
@@ -246,6 +257,9 @@ def test_figures_say_what_they_were_given(fleet):
     figure = chapter_15.trace_figure(outcomes, "T")
     assert set(figure.table["kind"]) == {"modelled"} and "one cost: 60% found" in figure.alt
     hot = chapter_15.viral_figure(outcomes)
+    queued = {"least load": Outcome([served("A", 9, 4, 30.0 if m in (7, 8) else 1.0, 60.0 * m)
+                                     for m in range(5, 25)], {"A": 100})}
+    assert "up to 30.0 s, above 10 s from minute 7 to 9" in chapter_15.viral_figure(queued).alt
     assert set(hot.table["kind"]) == {"modelled"} and "least load: up to 2.0 s" in hot.alt
 
 
@@ -262,10 +276,31 @@ def test_reactions_cover_all_four():
     ("15.1", (5_760, 2_400), "other way round"), ("15.1", (1_440, 5_760), "fair guess"),
     ("15.1", (2_400, 7_200), "first finds nothing"), ("15.2", (12_400, 31), "either place"),
     ("15.2", (12_000, 31), "400 tokens that"), ("15.7", (1_000, 1_000), "left the others alone"),
-    ("15.7", (7_000, 0), "must move"), ("15.7", (8_000, 1_000), "Not quite all")])
+    ("15.7", (7_000, 0), "must move"), ("15.7", (8_000, 1_000), "Not quite all"),
+    ("15.3", lambda waiting, remembered, length: min(waiting, key=waiting.get), "soonest"),
+    ("15.3", lambda waiting, remembered, length: min(
+        sorted(waiting), key=lambda name: waiting[name] - remembered.get(name, 0)),
+     "is as soon and stands before it")])
 def test_a_likely_mistake_is_met_with_its_reason(id, answer, words):
     verdict = judge(CHAPTER[id], answer)
     assert not verdict.passed and words in verdict.message
+
+
+def on_a_ring(opening, names, points=100):
+    """Consistent hashing: another right answer, if a copy has points enough."""
+    def place(text):
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    ring = sorted((place(f"{name} {i}"), name) for name in names for i in range(points))
+    return next((name for at, name in ring if at >= place(opening)), ring[0][1])
+
+
+def test_a_ring_is_a_right_answer_too():
+    assert judge(HOME, on_a_ring).passed
+    assert "not fair" in judge(HOME, lambda *given: on_a_ring(*given, points=1)).message
+    highest = judge(HOME, lambda opening, names: max(
+        names, key=lambda name: hashlib.md5(f"{opening} {name}".encode()).digest()))
+    assert highest.passed
 
 
 @pytest.mark.parametrize(("home", "words"), [
@@ -273,27 +308,38 @@ def test_a_likely_mistake_is_met_with_its_reason(id, answer, words):
     (lambda opening, names: names[0], "order of the names"),
     (lambda opening, names: min(names), "not fair"),
     (lambda opening, names: "elsewhere", "is no copy"),
+    (lambda opening, names: names[:1], "is no copy"),
+    (lambda opening, names: min(names, key=lambda name: hash(f"{name}{opening}")), "process"),
     (lambda opening, names: names[next(TICKS) // 7 % len(names)], "by chance")])
 def test_other_homes_are_refused(home, words):
     verdict = judge(HOME, home)
     assert not verdict.passed and words in verdict.message
 
 
-def counted(lives, name, tokens, answer, *, late=False, swallow=False, forget=False):
+def counted(lives, name, tokens, answer, *, late=False, swallow=False, forget=False,
+            put_back=False, catches=BaseException):
     life = lives[name]
+    before = life.to_read
     life.to_read += 0 if forget else tokens
     try:
         answer()
-    except ConnectionResetError:
+    except BaseException as error:
+        if not isinstance(error, catches):
+            raise
+        life.to_read -= 0 if forget else tokens
         if not swallow:
             raise
-    finally:
-        (lives[name] if late else life).to_read -= 0 if forget else tokens
+        return
+    (lives[name] if late else life).to_read -= 0 if forget else tokens
+    if put_back:
+        life.to_read = before
 
 
 @pytest.mark.parametrize(("fault", "words"), [
     ({"late": True}, "its new life now counts -300"), ({"swallow": True}, "let the error pass"),
-    ({"forget": True}, "370 should wait")])
+    ({"forget": True}, "370 should wait"), ({"put_back": True}, "put back the count of before"),
+    ({"catches": ConnectionResetError}, "raised TimeoutError"),
+    ({"catches": Exception}, "raised CancelledError")])
 def test_each_way_to_count_wrongly_is_named(fault, words):
     verdict = judge(CHAPTER["15.5"], lambda *given: counted(*given, **fault))
     assert not verdict.passed and words in verdict.message
