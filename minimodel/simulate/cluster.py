@@ -201,11 +201,11 @@ class Cluster:
             self._expect(end_s, replica)
 
     def _end_step(self, replica: Replica) -> None:
+        for work in replica.plan.work:
+            if work.ends:                               # here is its next token, so also its first
+                self.flights[work.request.id][2].flight.has_begun()
         for request in replica.end(self.now_s):
             self._land(request)
-        for share in replica.records[-1].shares:
-            if share.kind == "decode" and share.request_id in self.flights:
-                self.flights[share.request_id][2].flight.has_begun()
         self._begin_step(replica)
 
     def _land(self, request: Traced) -> None:
