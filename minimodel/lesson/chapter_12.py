@@ -303,9 +303,10 @@ def ratio(readers: int, prompt: int, answer: int, wait_s: float, gap_ms: int) ->
     best = both.index(max(both))
     here = readers - 1
     side = "reading" if read[here] < write[here] else "writing"
-    return {"read": read, "write": write, "both": both, "now": both[here],
+    share = f"{best + 1} to {CHIPS - best - 1}" if both[best] else "none"
+    return {"read": read, "write": write, "both": both, "now": both[here], "share": share,
             "writers": CHIPS - readers, "side": side, "best": both[best],
-            "best_readers": best + 1, "best_writers": CHIPS - best - 1}
+            "best_readers": best + 1}
 
 
 RATIO_JS = """({readers, prompt, answer, wait_s, gap_ms},
@@ -320,9 +321,10 @@ RATIO_JS = """({readers, prompt, answer, wait_s, gap_ms},
     both.push(Math.min(n * reads, (chips - n) * writes));
   }
   const best = both.indexOf(Math.max(...both)), here = readers - 1;
-  return {read, write, both, now: both[here], writers: chips - readers,
+  const share = both[best] > 0 ? (best + 1) + " to " + (chips - best - 1) : "none";
+  return {read, write, both, now: both[here], share, writers: chips - readers,
           side: read[here] < write[here] ? "reading" : "writing", best: both[best],
-          best_readers: best + 1, best_writers: chips - best - 1};
+          best_readers: best + 1};
 }"""
 
 
@@ -344,15 +346,14 @@ def ratio_figure() -> Explorable:
                   Slider("gap_ms", "next token within", [11, 12, 13, 15, 20], start=15,
                          unit=" ms")],
         says="{readers} chips read and {writers} write: {now} requests a second meet both goals, "
-             "and {side} is the limit. The best share is {best_readers} to {best_writers}, with "
-             "{best}.",
+             "and {side} is the limit. Best share: {share} ({best}).",
         names={"read": "readers' limit, requests/s", "write": "writers' limit, requests/s",
                "both": "goodput, requests/s", "now": "goodput of this share",
-               "writers": "chips that write", "side": "the limit", "best": "best goodput",
-               "best_readers": "best: chips that read", "best_writers": "best: chips that write"},
+               "share": "the best share", "writers": "chips that write", "side": "the limit",
+               "best": "best goodput"},
         picture=[
             Numbers([("{now}", "requests/s within both goals"),
-                     ("{best_readers} to {best_writers}", "the best share"),
+                     ("{share}", "the best share"),
                      ("{best}", "requests/s with that")]),
             Lines("Goodput of 16 chips, by how many of them read",
                   Axis("chips that read", 0, CHIPS), Axis("requests/s", 0, 240),

@@ -195,7 +195,9 @@ def test_long_prompts_want_readers_and_long_answers_writers():
     def best(prompt, answer):
         return chapter_12.ratio(1, prompt, answer, 1, 15)["best_readers"]
     assert best(8_000, 500) > best(2_000, 500) > best(2_000, 2_000)
-    assert chapter_12.ratio(8, 8_000, 500, 0.3, 15)["best"] == 0
+    hopeless = chapter_12.ratio(8, 8_000, 500, 0.3, 15)
+    assert hopeless["best"] == 0 and hopeless["share"] == "none"
+    assert chapter_12.ratio(8, 2_000, 500, 1, 15)["share"] == "9 to 7"
 
 
 # --- exercises: wrong answers are told why ----------------------------------------------------
@@ -227,6 +229,8 @@ def test_a_beat_that_forgets_a_rule_is_told_which():
         last, now + 2 / 3 * s))
     assert "for ever" in verdict("12.3", lambda e, last, now, s: e if now >= e else max(
         e, now + 2 / 3 * s))
+    assert "*this* lease" in verdict("12.3", lambda e, last, now, s: e if now >= e else min(
+        last, max(e, now + 20)))
 
 
 def test_asking_too_much_or_never_again_is_told():
@@ -234,3 +238,13 @@ def test_asking_too_much_or_never_again_is_told():
         key for key in keys if key not in here and key not in asked])
     assert "room for three" in verdict("12.4", lambda keys, asked, here, now: [
         key for key in keys if key not in here and now - asked.get(key, 0) >= 0.5])
+    assert "*less*" in verdict("12.4", lambda keys, asked, here, now: [
+        key for key in keys if key not in here and now - asked.get(key, 0) > 0.5])
+    assert "takes no room" in verdict("12.4", lambda keys, asked, here, now: [
+        key for key in keys if key not in here and now - asked.get(key, 0) >= 0.5
+    ][:4 - len(asked.keys() - here)])
+
+
+def test_the_link_twice_as_fast_is_worked_out():
+    said = judge(exercises.CHAPTER["12.2"], (25.3, 16.5)).message
+    assert f"{0.35 + 22 * max(0.35, 0.4) + 0.4:.2f}:" in said

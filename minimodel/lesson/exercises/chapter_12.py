@@ -69,7 +69,7 @@ def check_overlap(answer: object) -> Verdict:
                         rel_tol=0.01):
         return wrong("The first layer is loaded, the last is computed, and between them the slower "
                      "of the two counts, once for each of the other 22.")
-    return right("25.3 and 16.5 ms. A link twice as fast would bring 9.95: from there on computing "
+    return right("25.3 and 16.5 ms. A link twice as fast would bring 9.55: from there on computing "
                  "is the slower one, and a still faster link buys next to nothing.")
 
 
@@ -95,10 +95,12 @@ def check_beat(answer: object) -> Verdict:
          "the blocks may be somebody else's: a lease that has ended stays ended."),
         ((30.0, 300.0, 30.0, 30.0), 30.0, "A beat that comes at the very moment of the end is too "
          "late: other rules already count the lease as over."),
-        ((30.0, 300.0, 2.0, 30.0), 30.0, "A beat two seconds after the start made the lease "
-         "*shorter*: 2 + 20 is less than 30. A beat never takes time away."),
+        ((30.0, 300.0, 2.0, 30.0), 30.0, "Two seconds after the start, 2 + 20 is less than 30: "
+         "that would make the lease *shorter*, and a beat never takes time away."),
         ((30.0, 300.0, 25.0, 30.0), 45.0, "At 25 seconds, a beat prolongs a lease of 30 to "
          "25 + 20."),
+        ((12.0, 90.0, 11.0, 9.0), 17.0, "Two thirds of *this* lease, of 9 seconds, are 6: "
+         "11 + 6."),
         ((298.0, 300.0, 297.0, 30.0), 300.0, "Nothing prolongs a lease beyond `ends_at`: a worker "
          "that beats for ever would hold the blocks for ever."),
     ]
@@ -136,14 +138,19 @@ def check_ask(answer: object) -> Verdict:
     ask = function_in(answer)
     cases = [
         ((["a", "b", "c"], {}, set(), 5.0), ["a", "b", "c"],
-         "Nothing is here and nothing was asked for: ask for all."),
+         "Nothing is here and nothing was asked for: ask for all, in the order of `keys`."),
         ((["a", "b", "c"], {}, {"b"}, 5.0), ["a", "c"], "`b` is here already."),
         ((["a", "b", "c"], {"a": 4.9}, set(), 5.0), ["b", "c"],
          "`a` was asked for a tenth of a second ago: it is underway."),
         ((["a", "b", "c"], {"a": 4.0, "c": 4.8}, set(), 5.0), ["a", "b"],
          "`a` was asked for a second ago and did not come: it may be lost, so ask again."),
+        ((["a", "b", "c"], {"a": 4.5, "c": 4.75}, set(), 5.0), ["a", "b"],
+         "`a` was asked for 0.5 seconds ago, and underway is what was asked for *less* than that "
+         "ago."),
         ((list("abcdefg"), {"a": 4.9}, set(), 5.0), ["b", "c", "d"],
          "At most four may be underway, and one is: there is room for three, in their order."),
+        ((list("abcdefg"), {"a": 4.0}, set(), 5.0), ["a", "b", "c", "d"],
+         "Nothing is underway: `a` was asked for a second ago, so it takes no room. Ask for four."),
         ((list("abcdefg"), {"a": 4.0, "b": 4.9}, {"b"}, 5.0), ["a", "c", "d", "e"],
          "`b` has come, so it takes no room any more."),
     ]
