@@ -18,11 +18,13 @@ from unittest import mock
 import pytest
 import torch
 
+from minimodel.cache import keys
 from minimodel.cache.dense import DenseCache
 from minimodel.cache.paged import PagedCache
 from minimodel.cache.store import DiskStore
 from minimodel.cluster.handoff import DecodeWorker, PrefillWorker
 from minimodel.cluster.links import Network
+from minimodel.cluster.router import Ask, ByOpening, Cost, Policy, Router, round_robin
 from minimodel.engine import engine as engine_module
 from minimodel.engine.engine import Engine, choose, fingerprint_of
 from minimodel.engine.generate import generate_with_cache, generate_without_cache
@@ -393,6 +395,29 @@ def handed_off(by_layer: bool = False) -> Way:
     return way
 
 
+# --- routed: any replica may serve it ----------------------------------------------------------
+
+def routed(policy: Policy) -> Way:
+    """Each prompt is sent three times, wherever the router sends it; the last time counts."""
+    def way(model: Transformer, prompts: list[Prompt], count: int) -> list[Answer]:
+        replicas = {name: make_engine(model, 150) for name in "abc"}
+        router, places = Router("abc", policy), []
+        for _ in range(3):
+            answers = []
+            for prompt in prompts:
+                chain = keys.chain(keys.root_key(replicas["a"].fingerprint), prompt, BLOCK)
+                most = keys.most_hits(len(prompt), BLOCK)
+                with router.serving(Ask(chain[:most], len(prompt), count, BLOCK)) as choice:
+                    engine = replicas[choice.replica]
+                    request = engine.submit(prompt, greedy(count))
+                    answers += answered([request], run(engine))
+                    places.append(choice.replica)
+                    assert request.num_found >= choice.expected_hit
+        assert len(set(places)) > 1 or len(prompts) < 3
+        return answers
+    return way
+
+
 WAYS: dict[str, Way] = {
     "only the wanted rows": only_wanted_rows,
     "dense": dense,
@@ -425,6 +450,9 @@ WAYS: dict[str, Way] = {
     "engine, second send from disk, then preempted": from_disk_then_preempted,
     "handed off": handed_off(),
     "handed off layer by layer": handed_off(by_layer=True),
+    "routed in turns": routed(round_robin),
+    "routed by opening": routed(ByOpening(30)),
+    "routed by cost": routed(Cost(read_s=0.01, affinity=0.5)),
 }
 
 SHARED = {"kv_source_layers": (0, 0, 2, 2)}
