@@ -1,7 +1,7 @@
 """Who waits for whom: answers beside long prompts, in one engine and on workers of their own.
 
-    python benchmarks/handoff.py [--model DIR] [--chats 8] [--chat-tokens 150] [--long 6]
-                                 [--long-tokens 2049] [--every-s 0.25] [--json]
+    python benchmarks/handoff.py [--model DIR] [--chats 8] [--chat-tokens 400] [--long 12]
+                                 [--long-tokens 2049] [--every-s 0.08] [--json]
 
 Two processes of one thread each serve the same mixed load three times: chats, which write long
 answers to short prompts, and, from time to time, a long prompt with a short answer.
@@ -178,10 +178,10 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     top.add_argument("--model", default=str(checkpoint.TOY), metavar="DIR")
     top.add_argument("--chats", type=int, default=8, help="answers that are written (default 8)")
-    top.add_argument("--chat-tokens", type=int, default=150, help="of each (default 150)")
-    top.add_argument("--long", type=int, default=6, help="long prompts (default 6)")
+    top.add_argument("--chat-tokens", type=int, default=400, help="of each (default 400)")
+    top.add_argument("--long", type=int, default=12, help="long prompts (default 12)")
     top.add_argument("--long-tokens", type=int, default=2_049, help="of each (default 2049)")
-    top.add_argument("--every-s", type=float, default=0.25, help="between two (default 0.25)")
+    top.add_argument("--every-s", type=float, default=0.08, help="between two (default 0.08)")
     top.add_argument("--deadline-s", type=float, default=300.0)
     top.add_argument("--json", action="store_true", help="one JSON line")
     return top
