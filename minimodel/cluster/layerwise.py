@@ -104,21 +104,3 @@ class ArrivingNotes:
     def read(self, layer: int, part: Part) -> torch.Tensor:
         self.pull.wait_for(layer)
         return self.step.read(layer, part)
-
-
-# --- on paper -------------------------------------------------------------------------------------
-
-
-def transfer_s(num_tokens: int, bytes_per_token: float, bytes_per_s: float) -> float:
-    """How long notes are underway, if nothing but the link's width counts."""
-    return num_tokens * bytes_per_token / bytes_per_s
-
-
-def in_turn_s(num_layers: int, load_s: float, compute_s: float) -> float:
-    """All layers loaded, then all computed. Both times are those of one layer."""
-    return num_layers * (load_s + compute_s)
-
-
-def overlapped_s(num_layers: int, load_s: float, compute_s: float) -> float:
-    """Each layer computed when it is here and the one before is done: the slower of both counts."""
-    return load_s + (num_layers - 1) * max(load_s, compute_s) + compute_s

@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
 
-from ..cluster import launch, layerwise
+from ..cluster import launch
 from ..cluster.links import Sent
 from ..cluster.messages import Block, Read, unpack
 from ..engine.request import Request, Sampling
 from ..model.corpus import Fact
+from ..simulate import cost
 from ..tokenizer import encode
 from . import draw
 from .charts import Size, compare_sizes
@@ -221,8 +222,8 @@ def _said(kind: str, group: Sequence[Sent]) -> str:
 
 def overlap_drawing(layers: int = 4, load_s: float = 3, compute_s: float = 2) -> draw.Drawing:
     """Loading and computing layers, in turn and overlapped, to one scale of time (modelled)."""
-    total = layerwise.in_turn_s(layers, load_s, compute_s)
-    scale, done = WIDTH / total, layerwise.overlapped_s(layers, load_s, compute_s)
+    total = cost.in_turn_seconds(layers, load_s, compute_s)
+    scale, done = WIDTH / total, cost.overlapped_seconds(layers, load_s, compute_s)
     pieces = [draw.text(0, 10, f"in turn: {total:g}", bold=True),
               draw.text(0, 84, f"overlapped: {done:g}", bold=True)]
     for i in range(layers):
@@ -252,8 +253,8 @@ TRAVELLERS = (("V4.1-Flash", 890, 2_830_080), ("DeepSeek-V3", 70_272, 0),
 
 def travel_ms(num_tokens: int) -> dict[str, float]:
     """Equation 12.1 for three models over one 400 Gb/s link."""
-    return {name: 1e3 * (layerwise.transfer_s(num_tokens, each, LINK_BYTES_PER_S)
-                         + besides / LINK_BYTES_PER_S) for name, each, besides in TRAVELLERS}
+    return {name: 1e3 * cost.handoff_seconds(num_tokens, each, LINK_BYTES_PER_S, besides)
+            for name, each, besides in TRAVELLERS}
 
 
 def travel_figure(num_bytes: int, seconds: float) -> Figure:
@@ -262,7 +263,7 @@ def travel_figure(num_bytes: int, seconds: float) -> Figure:
              for name, ms in travel_ms(100_000).items()]
     sizes.append(Size(f"the toy here, {num_bytes / 1e6:.1f} MB: {1e3 * seconds:.0f} ms",
                       1e3 * seconds, "notes", "measured"))
-    fig, ax = compare_sizes(sizes, "ms", (0.02, 2e4), "Small notes make a far reader thinkable",
+    fig, ax = compare_sizes(sizes, "ms", (0.005, 2e4), "Small notes make a far reader thinkable",
                             height=3.6)
     ax.set_xticks([0.1, 1, 10, 100, 1_000], ["0.1", "1", "10", "100", "1,000"])
     key(ax, "modelled", "measured", loc="lower left")

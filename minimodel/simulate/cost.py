@@ -270,6 +270,21 @@ def handoff_seconds(tokens: float, kv_bytes_per_token: float, bandwidth_bytes_pe
                             bandwidth_bytes_per_s)
 
 
+def in_turn_seconds(num_layers: int, load_s: float, compute_s: float) -> float:
+    """E15: all layers loaded, then all computed. Both times are those of one layer."""
+    _positive(num_layers=num_layers)
+    _not_negative(load_s=load_s, compute_s=compute_s)
+    return num_layers * (load_s + compute_s)
+
+
+def overlapped_seconds(num_layers: int, load_s: float, compute_s: float) -> float:
+    """E15: each layer computed when it is here and the one before is done: the slower of both
+    counts."""
+    _positive(num_layers=num_layers)
+    _not_negative(load_s=load_s, compute_s=compute_s)
+    return load_s + (num_layers - 1) * max(load_s, compute_s) + compute_s
+
+
 def chips_filled(weight_bytes: float, chip: Chip) -> float:
     """E16: weights over the usable memory of one chip."""
     _positive(weight_bytes=weight_bytes)

@@ -33,32 +33,6 @@ MODEL, CHAINS, SIZE, save, read = (shared.MODEL, shared.CHAINS, shared.RECORD_BY
 TOWN, TOWER, TOOL, TEA, SEA = CHAINS.values()       # 7, 4 (3 shared), 5 (1), 2 (1), 6 blocks
 
 
-class Clock:
-    now_s = 1_800_000_000.0
-
-    def __call__(self):
-        return self.now_s
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
-@pytest.fixture
-def open_store(tmp_path, clock):
-    """Opens a store on the same folder, as often as it is called; options as of DiskStore."""
-    def make(fingerprint=MODEL, **options):
-        return DiskStore(tmp_path / "notes", fingerprint, **{"min_free_bytes": 0, "clock": clock,
-                                                             **options})
-    return make
-
-
-@pytest.fixture
-def store(open_store):
-    return open_store()
-
-
 def path_of(store, key):
     return store.root / key.hex()[:2] / f"{key.hex()}.kv"
 

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from minimodel.cache.record import NO_KEY
 from minimodel.cache.store_index import AHEAD_S, StoreIndex
+from minimodel.simulate.replay import VirtualClock
 
 SIZE = 7                    # bytes of a record
 CHAINS = {name: [key.encode() for key in keys] for name, keys in {
@@ -18,18 +19,6 @@ CHAINS = {name: [key.encode() for key in keys] for name, keys in {
     "tool": ["t", "to", "too", "tool"],
     "tea": ["t", "te", "tea"],
     "sea": ["s", "se", "sea"]}.items()}
-
-
-class Clock:
-    now_s = 1_800_000_000.0
-
-    def __call__(self):
-        return self.now_s
-
-
-@pytest.fixture
-def clock():
-    return Clock()
 
 
 @pytest.fixture
@@ -259,7 +248,8 @@ class Lives(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.clock = Clock()
+        self.clock = VirtualClock()
+        self.clock.now_s = 1_800_000_000.0
         self.index = StoreIndex(9 * SIZE + 3, self.clock)
         self.used = {}                      # by key: when, in which class
         self.parents = {key: parent for keys in CHAINS.values()

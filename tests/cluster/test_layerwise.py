@@ -5,13 +5,7 @@ import torch
 
 from minimodel.cache.paged import PagedCache
 from minimodel.cluster.handoff import HandoffError, PrefillWorker
-from minimodel.cluster.layerwise import (
-    ArrivingNotes,
-    LayerPull,
-    in_turn_s,
-    overlapped_s,
-    transfer_s,
-)
+from minimodel.cluster.layerwise import ArrivingNotes, LayerPull
 from minimodel.cluster.links import Network, corrupted, late, lost, only
 from minimodel.engine.engine import Engine
 from minimodel.model.batch import Batch
@@ -104,11 +98,3 @@ def test_a_ticket_whose_lease_has_ended_is_refused_here_too(model):
     world.prefill.ticket = ticket
     with pytest.raises(HandoffError, match="has ended"):
         world.logits()
-
-
-def test_e15_on_paper():
-    assert in_turn_s(4, 3.0, 5.0) == 32.0
-    assert overlapped_s(4, 3.0, 5.0) == 3 + 3 * 5 + 5
-    assert overlapped_s(4, 5.0, 3.0) == 5 + 3 * 5 + 3
-    assert overlapped_s(1, 5.0, 3.0) == in_turn_s(1, 5.0, 3.0)
-    assert transfer_s(100_000, 890, 50e9) == pytest.approx(1.78e-3)

@@ -281,3 +281,11 @@ def test_e17_first_token():
 def test_impossible_arguments_are_refused(call, said):
     with pytest.raises(CostError, match=said):
         call()
+
+
+def test_e15_layers_in_turn_and_overlapped():
+    assert cost.in_turn_seconds(4, 3.0, 5.0) == 32.0
+    assert cost.overlapped_seconds(4, 3.0, 5.0) == 3 + 3 * 5 + 5
+    assert cost.overlapped_seconds(4, 5.0, 3.0) == 5 + 3 * 5 + 3
+    assert cost.overlapped_seconds(1, 5.0, 3.0) == cost.in_turn_seconds(1, 5.0, 3.0)
+    assert cost.handoff_seconds(100_000, 890, 50e9) == about(1.78e-3)
