@@ -67,12 +67,19 @@ def connected(timeout_s: float = 60.0) -> Iterator[World]:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    dist.init_process_group(backend(), timeout=timedelta(seconds=timeout_s))
     try:
         yield World(dist.get_rank(), dist.get_world_size())
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():               # a member of a group may have left it
+            dist.destroy_process_group()
+
+
+def backend() -> str:
+    """What carries the messages of this machine's processes."""
+    import torch
+
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
 def launch(work: Callable | str, num_workers: int, *arguments, deadline_s: float = 60.0,
@@ -138,22 +145,31 @@ class Workers:
         """Kill one worker, as a machine that fails does: without a word."""
         kill(self.processes[rank])
 
+    def hang(self, rank: int) -> None:
+        """Stop one worker without ending it: it is there, and does nothing any more."""
+        os.killpg(self.processes[rank].pid, signal.SIGSTOP)
+
+    def is_alive(self, rank: int) -> bool:
+        """Whether the process is there; a hanging one is."""
+        return self.processes[rank].poll() is None
+
     def wait(self, deadline_s: float = 60.0, may_die: Collection[int] = ()) -> list:
         """The results, by rank, when all are done. Raises WorkerError as `launch` does."""
         ends_at = time.monotonic() + deadline_s
         while (running := [rank for rank, process in enumerate(self.processes)
                            if process.poll() is None]):
-            self._raise_failure(may_die)
+            self.require_alive(may_die)
             if time.monotonic() > ends_at:
                 raise WorkerError(f"after {deadline_s:g} s, worker {running[0]} of "
                                   f"{self.num_workers} was still at work"
                                   f"{self._tail(running[0])}")
             time.sleep(0.01)
-        self._raise_failure(may_die)
+        self.require_alive(may_die)
         return [self._result(rank) for rank in range(self.num_workers)]
 
-    def _raise_failure(self, may_die: Collection[int]) -> None:
-        """Of several that failed, the first: the others often fail in its wake."""
+    def require_alive(self, may_die: Collection[int] = ()) -> None:
+        """Raise WorkerError for a worker that failed: of several, the first, in whose wake the
+        others often fail."""
         failed = [rank for rank, process in enumerate(self.processes)
                   if process.poll() not in (None, 0) and rank not in may_die]
         if failed:

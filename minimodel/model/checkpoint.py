@@ -21,7 +21,7 @@ import shutil
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors import torch as safetensors
 
 from ..config import ModelConfig
@@ -228,3 +228,26 @@ def compare_tensors(folder: Path, expected: dict, stored: dict) -> None:
         if not stored[name].is_floating_point():
             raise CheckpointError(f"{name} in {folder} holds {stored[name].dtype}; "
                                   "this package runs floating-point weights only")
+
+
+class ExpertFile:
+    """The experts of a checkpoint, each read when it is asked for.
+
+    The file stays open: whoever replaces it puts another file in its place (as `save` does), and
+    these experts are still those of the model that was loaded.
+    """
+
+    def __init__(self, folder: Path = TOY, dtype: torch.dtype = torch.float32):
+        self.config, self.dtype = read_config(Path(folder)), dtype
+        path = Path(folder) / "model.safetensors"
+        try:
+            self.file = safe_open(path, "pt")
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"cannot read {path}: {error}") from error
+
+    def __call__(self, layer: int, expert: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of expert layer `layer`, counted from 0: gate and up as one matrix, and down."""
+        name = f"model.layers.{self.config.num_dense_layers + layer}.mlp.experts.{expert}"
+        gate, up, down = (self.file.get_tensor(f"{name}.{kind}_proj.weight").to(self.dtype)
+                          for kind in ("gate", "up", "down"))
+        return torch.cat([gate, up]), down

@@ -139,3 +139,12 @@ class MoE(nn.Module):
         weights, chosen = self.gate(x)
         out = self.run_experts(x, chosen, weights, self.experts).to(x.dtype)
         return out if self.shared_experts is None else out + self.shared_experts(x)
+
+    def run_no_rows(self) -> None:
+        """For whoever shares these experts: they run, and there is nothing of ours among the rows.
+
+        Where experts are run together with others, all must come, always.
+        """
+        none = self.experts.down_proj.new_zeros(0, self.gate.config.hidden_size)
+        nothing = none.new_zeros(0, self.gate.config.experts_per_token)
+        self.run_experts(none, nothing.long(), nothing, self.experts)

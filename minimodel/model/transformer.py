@@ -89,6 +89,7 @@ class Transformer(nn.Module):
             normed = block.note(x, angles, kv, batch)
             if layer == self.config.last_source:        # the other rows have left their notes
                 if (rest := batch.rest()) is None:
+                    self.run_no_rows(layer)
                     return x.new_zeros(0, self.config.vocab_size)
                 rows, batch = rest
                 x, normed, angles = x[rows], normed[rows], [angle[rows] for angle in angles]
@@ -101,6 +102,12 @@ class Transformer(nn.Module):
         batch = Batch(new=[length] * count)
         batch = replace(batch, wanted=range(batch.num_rows))
         return self(tokens.flatten(), batch).unflatten(0, (count, length))
+
+    def run_no_rows(self, first_layer: int = 0) -> None:
+        """Be there in all expert layers from one on, without rows: somebody may wait for that."""
+        for block in self.layers[first_layer:]:
+            if isinstance(block.mlp, MoE):
+                block.mlp.run_no_rows()
 
     def moe_layers(self) -> list[MoE]:
         return [block.mlp for block in self.layers if isinstance(block.mlp, MoE)]

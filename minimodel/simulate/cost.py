@@ -1,6 +1,6 @@
 """What serving costs on paper: the book's equations, each a small function.
 
-Every function carries its equation's number (E1 to E6 and E13 to E18) and is tested on that
+Every function carries its equation's number (E1 to E6, E9, and E13 to E18) and is tested on that
 equation's worked example. Units stand in the names: bytes, FLOPs (operations), seconds; a rate
 ends in `_per_s`. Numbers may be floats: a hundred thousand tokens times a fraction is no integer.
 
@@ -231,6 +231,36 @@ def transfer_seconds(num_bytes: float, bandwidth_bytes_per_s: float) -> float:
     _positive(bandwidth_bytes_per_s=bandwidth_bytes_per_s)
     _not_negative(num_bytes=num_bytes)
     return num_bytes / bandwidth_bytes_per_s
+
+
+# --- E9: groups that fail --------------------------------------------------------------------
+
+
+def hours_between_stops(failures_per_chip_hour: float, chips: int) -> float:
+    """E9: one failed chip stops its whole group, so a group of many stops often."""
+    _positive(failures_per_chip_hour=failures_per_chip_hour, chips=chips)
+    return 1 / (failures_per_chip_hour * chips)
+
+
+def unavailable_share(hours_between: float, restart_hours: float) -> float:
+    """E9: of all time, spent restarting."""
+    _positive(hours_between=hours_between)
+    _not_negative(restart_hours=restart_hours)
+    return restart_hours / (hours_between + restart_hours)
+
+
+def chance_of_a_stop(hours_between: float, hours: float) -> float:
+    """E9: that a group stops at least once in so many hours."""
+    _positive(hours_between=hours_between)
+    _not_negative(hours=hours)
+    return 1 - math.exp(-hours / hours_between)
+
+
+def chip_hours_lost(chips: int, restart_hours: float) -> float:
+    """E9: by one stop; the failed chip's repair is not counted."""
+    _positive(chips=chips)
+    _not_negative(restart_hours=restart_hours)
+    return chips * restart_hours
 
 
 # --- E13, E14: memory set aside, money -----------------------------------------------------

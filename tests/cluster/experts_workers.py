@@ -8,6 +8,7 @@ from minimodel.cluster.experts import serve_together, shard, take_part
 from minimodel.config import ModelConfig
 from minimodel.engine.engine import Engine
 from minimodel.engine.request import Sampling
+from minimodel.engine.scheduler import Limits
 from minimodel.model.batch import Batch
 from minimodel.model.moe import MoE
 from minimodel.model.transformer import Transformer
@@ -67,7 +68,8 @@ def generate(world, redundant):
     """The answers of this rank's engine, and how many steps all took."""
     model = make_model()
     shard(model, placements(world, redundant))
-    engine = Engine(model, PagedCache(CONFIG, 40, 5, dtype=torch.float64), reuse=False)
+    limits = Limits(max_tokens_per_step=11 + world.rank)       # a chunk of a prompt wants no logits
+    engine = Engine(model, PagedCache(CONFIG, 40, 5, dtype=torch.float64), limits, reuse=False)
     requests = [engine.submit(prompt, SIX) for prompt in prompts_of(world.rank)]
     num_steps = serve_together(engine)
     return [request.output for request in requests], num_steps

@@ -436,3 +436,33 @@ def test_a_latent_config_that_cannot_be_run(latent_folder, changes, message):
 def test_a_config_in_our_own_format_that_cannot_be_run(shared_folder, changes, message):
     edit_config(shared_folder, **changes)
     refused(shared_folder, message)
+
+
+# --- single experts ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changes", [{}, {"num_dense_layers": 0}, LATENT, SHARED], ids=str)
+def test_each_expert_can_be_read_alone(make_model, tmp_path, changes):
+    model = make_model(dtype=torch.float32, **changes)
+    checkpoint.save(model, tmp_path)
+    read = checkpoint.ExpertFile(tmp_path, torch.float64)
+    for layer, moe in enumerate(model.moe_layers()):
+        for expert in range(model.config.num_experts):
+            gate_up, down = read(layer, expert)
+            assert torch.equal(gate_up, moe.experts.gate_up_proj[expert].double())
+            assert torch.equal(down, moe.experts.down_proj[expert].double())
+
+
+def test_an_open_file_s_experts_are_those_of_before_it_was_replaced(folder, make_model):
+    read = checkpoint.ExpertFile(folder)
+    before = read(1, 3)
+    checkpoint.save(make_model(seed=2, dtype=torch.float32), folder)
+    for again, once in zip(read(1, 3), before, strict=True):
+        assert torch.equal(again, once)
+    assert not torch.equal(checkpoint.ExpertFile(folder)(1, 3)[1], before[1])
+
+
+def test_experts_of_no_file(folder):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"cannot read .*model\.safetensors"):
+        checkpoint.ExpertFile(folder)

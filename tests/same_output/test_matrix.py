@@ -6,12 +6,15 @@ everything that claims to compute the same: to add a way, write one function fro
 prompts to answers, and one line in the table.
 """
 
+import importlib.util
+import pickle
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from random import Random
 from unittest import mock
 
@@ -22,8 +25,11 @@ from minimodel.cache import keys
 from minimodel.cache.dense import DenseCache
 from minimodel.cache.paged import PagedCache
 from minimodel.cache.store import DiskStore
+from minimodel.cluster.group import Supervisor
 from minimodel.cluster.handoff import DecodeWorker, PrefillWorker
+from minimodel.cluster.launch import Workers
 from minimodel.cluster.links import Network
+from minimodel.cluster.mailbox import Mailbox
 from minimodel.cluster.router import Ask, ByOpening, Cost, Policy, Router, round_robin
 from minimodel.engine import engine as engine_module
 from minimodel.engine.engine import Engine, choose, fingerprint_of
@@ -418,6 +424,80 @@ def routed(policy: Policy) -> Way:
     return way
 
 
+# --- in a group: experts spread over processes -------------------------------------------------
+
+GROUP_WORKERS = Path(__file__).with_name("group_workers.py")
+spec = importlib.util.spec_from_file_location("same_output_workers", GROUP_WORKERS)
+group_workers = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(group_workers)
+GROUPS: dict[int, Workers] = {}         # that serve one model after another, by number of ranks
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_process_is_left():
+    yield
+    while GROUPS:
+        GROUPS.popitem()[1].__exit__()
+
+
+def in_a_group(num_ranks: int) -> Way:
+    """Each rank serves its share of the prompts, with its share of the experts."""
+    def way(model: Transformer, prompts: list[Prompt], count: int) -> list[Answer]:
+        if num_ranks not in GROUPS:
+            GROUPS[num_ranks] = Workers(f"{GROUP_WORKERS}:serve_jobs", num_ranks).__enter__()
+        group, found = GROUPS[num_ranks], {}
+        with job(model, prompts, count) as path:
+            for rank in range(num_ranks):
+                mailbox_of(group, f"jobs/{rank}").put(str(path))
+            for rank in range(num_ranks):
+                found |= awaited(group, mailbox_of(group, f"answers/{rank}"))
+        assert sorted(found) == [*range(len(prompts))]
+        return [Answer(*found[number]) for number in range(len(prompts))]
+    return way
+
+
+@contextmanager
+def job(*content) -> Iterator[Path]:
+    """A model and what to do with it, in a file for other processes."""
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode(False):
+        path = Path(folder) / "job"
+        path.write_bytes(pickle.dumps(content))
+        yield path
+
+
+def mailbox_of(group: Workers, name: str) -> Mailbox:
+    """The same one each time: it counts."""
+    mailboxes = group.__dict__.setdefault("mailboxes", {})
+    return mailboxes.setdefault(name, Mailbox(group.store, name))
+
+
+def awaited(group: Workers, mailbox: Mailbox, deadline_s: float = 120):
+    ends_at = time.monotonic() + deadline_s
+    while not (messages := mailbox.take()):
+        group.require_alive()
+        assert time.monotonic() < ends_at, f"no answer in {mailbox.name}"
+        time.sleep(0.002)
+    return messages[0]
+
+
+def group_rebuilt_twice(model: Transformer, prompts: list[Prompt], count: int) -> list[Answer]:
+    """Three processes share the experts; in the middle of the answers one is killed, then one."""
+    with job(model) as path, Supervisor(3, f"{GROUP_WORKERS}:make_member", str(path),
+                                        str(path.parent), spare=1) as group:
+        calls = [group.submit(prompt, greedy(count)) for prompt in prompts]
+        for victim, written in ((1, 2), (0, 5)):
+            while min(len(call.output) for call in calls) < written:
+                group.poll()
+            group.workers.kill(victim)
+            group.poll()
+        group.run(60)
+        assert group.epoch.members == (2,)
+        assert any(call.moved for call in calls)
+        return [Answer(call.output, torch.stack([
+            pickle.loads((path.parent / group_workers.logits_name(prompt, number)).read_bytes())
+            for number in range(count)])) for call, prompt in zip(calls, prompts, strict=True)]
+
+
 WAYS: dict[str, Way] = {
     "only the wanted rows": only_wanted_rows,
     "dense": dense,
@@ -453,6 +533,10 @@ WAYS: dict[str, Way] = {
     "routed in turns": routed(round_robin),
     "routed by opening": routed(ByOpening(30)),
     "routed by cost": routed(Cost(read_s=0.01, affinity=0.5)),
+    "in a group of 1": in_a_group(1),
+    "in a group of 2": in_a_group(2),
+    "in a group of 4": in_a_group(4),
+    "in a group rebuilt twice, mid-answer": group_rebuilt_twice,
 }
 
 SHARED = {"kv_source_layers": (0, 0, 2, 2)}

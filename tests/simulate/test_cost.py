@@ -200,6 +200,36 @@ def test_e6_all_to_all():
     assert sent / 173e-6 == about(42.4e9)
 
 
+# --- E9 ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("chips", "days", "stops"), [(64, 33.0, 0.597), (128, 16.5, 0.838),
+                                                      (320, 6.6, 0.989)])
+def test_e9_a_group_stops_when_one_chip_does(chips, days, stops):
+    rate = facts.find("P-LL06").number
+    assert rate == about(419 / (54 * 24 * 16_384), 4)
+    between = cost.hours_between_stops(rate, chips)
+    assert between / 24 == pytest.approx(days, abs=0.05)
+    assert cost.chance_of_a_stop(between, 30 * 24) == pytest.approx(stops, abs=5e-4)
+
+
+def test_e9_a_restart_costs_little_but_everybody_notices():
+    between = cost.hours_between_stops(facts.find("P-LL06").number, 64)
+    assert cost.unavailable_share(between, 10 / 60) == about(2.1e-4, 2)
+    assert cost.chip_hours_lost(64, 10 / 60) == about(10.7)
+    assert 100 * 24 / between == about(3.0, 2)                  # stops a day of 100 groups
+
+
+@pytest.mark.parametrize("wrong", [lambda: cost.hours_between_stops(0, 64),
+                                   lambda: cost.hours_between_stops(1e-5, 0),
+                                   lambda: cost.unavailable_share(10, -1),
+                                   lambda: cost.chance_of_a_stop(0, 1),
+                                   lambda: cost.chip_hours_lost(64, -1)])
+def test_e9_refuses_what_no_group_can_have(wrong):
+    with pytest.raises(cost.CostError, match="check its"):
+        wrong()
+
+
 # --- E13, E14 ------------------------------------------------------------------------------
 
 

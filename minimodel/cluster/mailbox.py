@@ -1,0 +1,38 @@
+"""Messages from one process to another, in order, through a store where both look.
+
+The store is that of `torch.distributed` in which ranks meet. It is not in the group: when a rank
+dies and no collective works any more, the others can still be spoken to.
+"""
+
+import pickle
+from typing import Any, Protocol
+
+
+class Store(Protocol):
+    """What is used of `torch.distributed.TCPStore`."""
+
+    def set(self, key: str, value: bytes) -> None: ...
+    def get(self, key: str) -> bytes: ...
+    def check(self, keys: list[str]) -> bool: ...
+    def delete_key(self, key: str) -> bool: ...
+
+
+class Mailbox:
+    """One direction: one process puts messages in, one takes them out."""
+
+    def __init__(self, store: Store, name: str):
+        self.store, self.name = store, name
+        self.num_put = self.num_taken = 0
+
+    def put(self, message: Any) -> None:
+        self.store.set(f"{self.name}/{self.num_put}", pickle.dumps(message))
+        self.num_put += 1
+
+    def take(self) -> list[Any]:
+        """All messages that are there, the oldest first."""
+        messages = []
+        while self.store.check([key := f"{self.name}/{self.num_taken}"]):
+            messages.append(pickle.loads(self.store.get(key)))
+            self.store.delete_key(key)
+            self.num_taken += 1
+        return messages
