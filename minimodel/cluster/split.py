@@ -8,9 +8,6 @@ Rank 0 takes the prompts, has each read by one of the others, and prints the ans
 lost the others, it reads the prompts itself.
 """
 
-import argparse
-import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,12 +15,15 @@ from pathlib import Path
 import torch.distributed as dist
 
 from ..cache.paged import PagedCache
-from ..engine.engine import Engine, usage
-from ..engine.request import Sampling, State
+from ..engine.engine import Engine
+from ..engine.request import Sampling
 from ..engine.scheduler import Limits
+from ..model import checkpoint
 from ..model.transformer import Transformer
+from ..tokenizer import encode
+from . import command
 from .handoff import Call, DecodeWorker, Front, PrefillWorker, require_one_model
-from .launch import World, connected, launch
+from .launch import World
 from .messages import Bye
 from .wire import TorchLink
 
@@ -89,45 +89,17 @@ def serve(world: World, engine: Engine, prompts: Sequence[Sequence[int]],
 # --- the command ----------------------------------------------------------------------------------
 
 
-def answer(world: World, prompt: bytes, model: str | None, max_tokens: int) -> dict | None:
+def answer(world: World, prompt: bytes, folder: Path | None, max_tokens: int) -> dict | None:
     """One prompt by the toy, or another checkpoint: what rank 0 prints."""
-    from ..model import checkpoint
-    from ..tokenizer import decode_bytes, encode
-
-    engine = make_engine(checkpoint.load(Path(model) if model else checkpoint.TOY))
+    engine = make_engine(checkpoint.load(folder or checkpoint.TOY))
     calls = serve(world, engine, [encode(prompt)], Sampling(max_tokens=max_tokens))
     if calls is None:
         return None
-    request = calls[0].request
-    assert request.state is State.FINISHED
-    return {"answer": decode_bytes(request.output).decode(errors="replace"),
-            "reason": request.reason, "usage": str(usage(request)),
-            "read_by": calls[0].worker}
+    return {**command.printable(calls[0].request), "read_by": calls[0].worker}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parser().parse_args(arguments)
-    job = (options.prompt_file.read_bytes(), options.model, options.max_tokens)
-    if "RANK" in os.environ:                # torchrun has started this process
-        with connected() as world:
-            result = answer(world, *job)
-    else:
-        result = launch(answer, options.workers, *job, deadline_s=options.deadline_s)[0]
-    if result is not None:
-        print(json.dumps(result))
-    return 0
-
-
-def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="python -m minimodel.cluster.split",
-                                  description=__doc__.splitlines()[0])
-    top.add_argument("--prompt-file", type=Path, required=True, metavar="F")
-    top.add_argument("--max-tokens", type=int, default=64, metavar="N")
-    top.add_argument("--model", metavar="DIR", help="checkpoint folder (default: the shipped toy)")
-    top.add_argument("--workers", type=int, default=2, metavar="N",
-                     help="processes, where torchrun does not say how many (default 2)")
-    top.add_argument("--deadline-s", type=float, default=300.0, metavar="S")
-    return top
+    return command.main(answer, "minimodel.cluster.split", __doc__.splitlines()[0], arguments)
 
 
 if __name__ == "__main__":
