@@ -5,7 +5,8 @@
     commit    the scheduler counts them and lets go of who is done
 
 Full blocks can be found by later requests: in memory until they are taken for others, and, if
-there is a store, on disk, where they are written after the step that filled them.
+there is a store, on disk, where they are written when the step that filled them is done and its
+tokens are out.
 
 Every step leaves a record: who was in it, with how many tokens, and how long it took. The
 clock is passed in, so that a test, or a simulator, can do without real time.
@@ -54,7 +55,9 @@ class Engine:
         self.pool = BlockPool(len(cache.blocks), cache.block_size)
         self.scheduler = Scheduler(self.pool, limits, cache.copy, store)
         self.requests: dict[str, Request] = {}          # those that are not finished
+        self.unsaved: dict[Request, list[int]] = {}     # tables of the last step, until saved
         self.records: deque[StepRecord] = deque(maxlen=keep_records)
+        self.last: StepRecord | None = None             # the last of them
         self.num_steps = self.num_submitted = 0
 
     def _know_the_model(self) -> None:
@@ -70,6 +73,7 @@ class Engine:
         `store` is opened for the new weights. Raises ValueError while requests are served.
         """
         self.pool.forget()
+        self.save()
         self.store = self.scheduler.store = store
         self._know_the_model()
 
@@ -134,6 +138,14 @@ class Engine:
 
     def step(self) -> StepRecord | None:
         """One step of all who can take part. None if there is nothing to do."""
+        if self.advance() is None:
+            return None
+        return self.save()
+
+    def advance(self) -> StepRecord | None:
+        """A step up to its tokens. What it filled is still to be saved: by `save`, or before the
+        next step."""
+        self.save()
         started_s = self.clock()
         plan = self.scheduler.plan()
         if not plan.work and not plan.loads:
@@ -141,19 +153,35 @@ class Engine:
         loaded = {load.request.id: self._load(load) for load in plan.loads}
         load_s = self.clock() - started_s if plan.loads else 0.0
         sampled = self._forward(plan) if plan.work else {}
-        tables = {work.request: list(work.request.table) for work in plan.work}
+        self.unsaved = {work.request: list(work.request.table) for work in plan.work}
         finished = self.scheduler.commit(plan, sampled, self.clock(), loaded)
         self._forget_finished()
-        num_saved, save_s = self._save(tables)
-        record = StepRecord(
+        self.last = StepRecord(
             self.num_steps, started_s, self.clock(), shares_of(plan, loaded, self.cache.block_size),
             tuple(request.id for request in plan.preempted),
             tuple(request.id for request in finished),
-            len(self.scheduler.waiting), self.pool.num_blocks - len(self.pool.free),
-            load_s, save_s, num_saved)
-        self.records.append(record)
+            len(self.scheduler.waiting), self.pool.num_blocks - len(self.pool.free), load_s)
+        self.records.append(self.last)
         self.num_steps += 1
-        return record
+        return self.last
+
+    def save(self) -> StepRecord | None:
+        """Write the blocks that the last step has filled into the store, if nobody has done so.
+
+        Their requests may have let go of them by now, but until the next plan nobody takes them.
+        Returns the step's record, which now tells of it.
+        """
+        tables, self.unsaved = self.unsaved, {}
+        if self.store is not None and tables:
+            started_s, before = self.clock(), self.store.counts["saved"]
+            for request, table in tables.items():
+                self._save(request, table)
+            ended_s, num_saved = self.clock(), self.store.counts["saved"] - before
+            self.last = replace(self.last, ended_s=ended_s, save_s=ended_s - started_s,
+                                num_saved=num_saved)
+            if self.records:
+                self.records[-1] = self.last
+        return self.last
 
     def _load(self, load: Load) -> int:
         """Read a load's blocks from the store, as far as they are there and right; how many.
@@ -166,22 +194,12 @@ class Engine:
                 return count
         return len(load.keys)
 
-    def _save(self, tables: dict[Request, list[int]]) -> tuple[int, float]:
-        """Write the blocks that this step has filled into the store: how many, in what time.
-
-        Their requests may have let go of them by now, but until the next plan nobody takes them.
-        """
-        if self.store is None:
-            return 0, 0.0
-        started_s, before = self.clock(), self.store.counts["saved"]
-        for request, table in tables.items():
-            num_full = request.computed // self.cache.block_size
-            if request.root is not None and num_full > request.num_saved:
-                payloads = [self.cache.bytes_of(block)
-                            for block in table[request.num_saved:num_full]]
-                request.num_saved = self.store.save_chain(request.keys[:num_full], payloads,
-                                                          request.retention)
-        return self.store.counts["saved"] - before, self.clock() - started_s
+    def _save(self, request: Request, table: Sequence[int]) -> None:
+        num_full = request.computed // self.cache.block_size
+        if request.root is not None and num_full > request.num_saved:
+            payloads = [self.cache.bytes_of(block) for block in table[request.num_saved:num_full]]
+            request.num_saved = self.store.save_chain(request.keys[:num_full], payloads,
+                                                      request.retention)
 
     @torch.inference_mode()
     def _forward(self, plan: StepPlan) -> dict[str, list[int]]:
@@ -233,17 +251,18 @@ class Engine:
         yield from self.listen(self._accepted(prompt, sampling))
 
     def listen(self, request: Request) -> Iterator[int]:
-        """The tokens of a submitted request, likewise."""
+        """The tokens of a submitted request, likewise: each before its step's blocks are saved."""
         seen = 0
         try:
             while seen < len(request.output) or request.state is not State.FINISHED:
                 if seen == len(request.output):
-                    self.step()
+                    self.advance()
                 else:                                   # others may step while this one waits
                     yield request.output[seen]
                     seen += 1
         finally:
             self.abort(request.id)
+            self.save()
 
     def _accepted(self, prompt: Sequence[int], sampling: Sampling | None) -> Request:
         request = self.submit(prompt, sampling)

@@ -355,6 +355,47 @@ def test_tokens_are_out_before_their_notes_are_written(model, open_store):
     assert request.token_times_s[0] <= record.ended_s - record.save_s
 
 
+def test_who_listens_has_the_token_before_its_notes_are_written(model, slow, open_store):
+    engine = make_engine(model, store=open_store())
+    heard = engine.stream(PROMPT, Sampling(max_tokens=6, stop_ids=()))
+    tokens = [next(heard)]
+    assert records_in(engine.store) == []
+    tokens.append(next(heard))                          # the next step saves them first
+    assert len(records_in(engine.store)) == len(PROMPT) // SIZE
+    tokens += heard
+    assert tokens == slow(PROMPT)
+    assert len(records_in(engine.store)) == engine.store.check() == (len(PROMPT) + 5) // SIZE
+    assert sum(record.num_saved for record in engine.records) == (len(PROMPT) + 5) // SIZE
+
+
+@pytest.mark.parametrize("keep_records", [0, 1])
+def test_who_stops_listening_leaves_what_was_computed(model, open_store, keep_records):
+    engine = Engine(model, PagedCache(model.config, 40, SIZE, model.norm.weight.dtype),
+                    store=open_store(), keep_records=keep_records)
+    heard = engine.stream(PROMPT, Sampling(max_tokens=6, stop_ids=()))
+    next(heard)
+    heard.close()
+    assert len(records_in(engine.store)) == engine.store.check() == len(PROMPT) // SIZE
+    assert engine.last.num_saved == len(PROMPT) // SIZE
+    engine.generate([PROMPT])                           # and goes on, whatever it remembers of it
+    assert len(engine.records) == keep_records
+
+
+def test_others_step_while_a_listener_waits(model, slow, open_store):
+    """Between a token and its saving somebody else submits, aborts, and steps."""
+    engine = make_engine(model, store=open_store())
+    heard = engine.stream(PROMPT, Sampling(max_tokens=6, stop_ids=()))
+    first = next(heard)
+    other = engine.submit(PROMPT[:13], Sampling(max_tokens=3, stop_ids=()))
+    assert records_in(engine.store) == []
+    engine.step()
+    assert len(records_in(engine.store)) == len(PROMPT) // SIZE
+    engine.abort(other.id)
+    assert [first, *heard] == slow(PROMPT)
+    engine.check()
+    engine.store.check()
+
+
 def test_loads_are_spread_over_steps_while_others_write(model, slow, open_store):
     send(make_engine(model, store=open_store()))
     engine = make_engine(model, store=open_store(), max_loads_per_step=2)
