@@ -58,6 +58,7 @@ def test_shares_ratios_and_imbalances_are_such(rows):
     for row in rows["balance"]:
         for way in ("in_order", "placed", "in_order_step", "placed_step"):
             assert 1 <= row[way] <= 2           # the fullest of two ranks has at most all rows
+        assert 1.05 < row["random_step"] < 1.4  # 12 rows: a fair coin's 7.35 : 4.65, about
 
 
 def test_a_killed_rank_loses_nothing_and_a_store_saves_its_work(rows):
