@@ -23,7 +23,7 @@ class Serve:
     prompt: tuple[int, ...]
     sampling: Sampling
     written: tuple[int, ...]
-    how: dict                                   # salt, retention
+    how: dict                                   # salt, retention, reuse
 
 
 @dataclass(frozen=True)

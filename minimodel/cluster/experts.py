@@ -73,7 +73,7 @@ class ShardedExperts:
                  experts: Experts) -> torch.Tensor:
         """x [rows, hidden] of this rank to the weighted sum of its experts' results, likewise."""
         tokens = torch.arange(len(x)).repeat_interleave(chosen.shape[1])    # of each pair
-        ranks, slots = self.homes(chosen.flatten(), tokens)
+        ranks, slots = self.homes(chosen.flatten(), tokens + self.rank)
         self._count(chosen)
         order = ranks.argsort(stable=True)
         counts = ranks.bincount(minlength=self.num_ranks)
@@ -89,7 +89,11 @@ class ShardedExperts:
         return torch.zeros_like(x).index_add(0, tokens[order], weighted)
 
     def homes(self, experts: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The (rank, slot) of the copy that each pair of a token and an expert uses."""
+        """The (rank, slot) of the copy that each pair of a token and an expert uses.
+
+        Tokens are counted from this rank's number on: if each rank has one, and all want the same
+        expert, they use different copies.
+        """
         return self.copies[experts, tokens % self.num_copies[experts]].unbind(-1)
 
     def _count(self, chosen: torch.Tensor) -> None:

@@ -61,7 +61,7 @@ class Call:
         """A member's death is not on the bill."""
         if self.found is None:
             return Usage(0, 0, 0)
-        found = min(self.found.found, len(self.prompt))
+        found = min(self.found.found, len(self.prompt) - 1)     # or it reaches into the answer
         return Usage(found, len(self.prompt) - found, len(self.output),
                      disk_hit_tokens=min(self.found.loaded, found))
 
@@ -89,9 +89,9 @@ class Supervisor:
     """Serves calls by a group of `num_ranks` new processes, one of which may die now and then.
 
     `make(*arguments)` makes each one's engine, and a way to fetch experts: see `member.toy`, the
-    default. `patience_s` must be longer than a step ever takes. `room` is the number of experts
-    of one layer that a rank can hold (None: all), `spare` how many each has beyond its share if
-    there is room: further copies of the busiest.
+    default. `patience_s` must be longer than a step, or fetching experts, ever takes. `room` is
+    the number of experts of one layer that a rank can hold (None: all), `spare` how many each has
+    beyond its share if there is room: further copies of the busiest.
     """
 
     def __init__(self, num_ranks: int, make: Callable | str = "minimodel.cluster.member:toy",
@@ -154,17 +154,23 @@ class Supervisor:
     # --- calls ----------------------------------------------------------------------------
 
     def submit(self, prompt: Sequence[int], sampling: Sampling | None = None, *,
-               written: Sequence[int] = (), **how) -> Call:
+               written: Sequence[int] = (), salt: bytes = b"", retention: str = "chat",
+               reuse: bool = True) -> Call:
         """Have a prompt answered, by whichever member has least to do.
 
-        `written` is what another group had written of the answer. `how` is the engine's `salt`
-        and `retention`. What the engine refuses comes back as rejected.
+        `written` is what another group had written of the answer; the rest is as in the engine,
+        and what that refuses comes back as rejected. Raises ValueError for a prompt of millions
+        of tokens.
         """
+        if not isinstance(sampling, Sampling | None):
+            raise TypeError(f"sampling={sampling!r} must be a Sampling: it says how many tokens, "
+                            "and how they are chosen")
+        how = {"salt": salt, "retention": retention, "reuse": reuse}
         call = Call(self.num_calls, tuple(prompt), sampling or Sampling(), how,
                     output=list(written), token_times_s=[self.clock()] * len(written))
+        self._assign(call)
         self.num_calls += 1
         self.calls[call.number] = call
-        self._assign(call)
         return call
 
     def abort(self, call: Call) -> None:
@@ -190,7 +196,8 @@ class Supervisor:
         return not self.calls
 
     def run(self, deadline_s: float = 120.0) -> None:
-        """Until all calls are answered. Raises WorkerError if that takes too long."""
+        """Until all calls are answered. Raises WorkerError if that takes too long: when all ranks
+        hang, for example, and none is left to say so."""
         def done() -> bool:
             self.poll()
             return self.is_idle
@@ -211,8 +218,12 @@ class Supervisor:
         if self.reporting or self._ended():
             self._mend()
 
-    def rebalance(self) -> None:
-        """Place the experts again, by what tokens have chosen so far: an epoch without a death."""
+    def rebalance(self, deadline_s: float = 120.0) -> None:
+        """Place the experts again, by what tokens have chosen so far: an epoch without a death.
+
+        It waits until all have joined the present one: or some would never hear of that.
+        """
+        self._wait(self._all_joined, deadline_s, "the ranks to join")
         self._begin(self.epoch.members, why="rebalanced")
 
     def _ended(self) -> list[int]:
@@ -257,15 +268,19 @@ class Supervisor:
 
     def _mend(self) -> None:
         noticed_s = self.clock()
-        survivors = self._survivors(noticed_s + self.patience_s)
+        survivors = self._survivors(noticed_s)
         dead = tuple(sorted({*self.epoch.members} - {*survivors}))
         why = "; ".join(f"{rank}: {why}" for rank, why in sorted(self.reporting.items()))
         self._begin(survivors, dead, why, noticed_s=noticed_s, decided_s=self.clock())
 
-    def _survivors(self, ends_at: float) -> tuple[int, ...]:
-        """Those who say that they have lost the group; whoever stays silent is killed."""
+    def _survivors(self, noticed_s: float) -> tuple[int, ...]:
+        """Those who say that they have lost the group; whoever stays silent is killed.
+
+        Who says so has waited for a patience, and the others may have begun up to a step later.
+        But an ended process is noticed before anybody has waited: that takes a patience more.
+        """
         while silent := {*self.epoch.members} - {*self.reporting} - {*self._ended()}:
-            if self.clock() > ends_at:
+            if self.clock() - noticed_s > self.patience_s * (2 if self._ended() else 1):
                 break
             time.sleep(PAUSE_S)
             self._listen()
@@ -295,7 +310,7 @@ class Supervisor:
             self._finish(call, f"rejected: {call.moved} ranks died while they served it; it is "
                                "not tried on another")
             return
-        if call.output:
+        if call.found:                          # it had begun
             call.had = len(call.prompt) + len(call.output) - 1      # the last is only written
         self._assign(call)
 
@@ -307,15 +322,23 @@ class Supervisor:
         room = num_experts if self.room is None else self.room
         if num_ranks * room < num_experts:
             raise GroupTooSmallError(
-                f"{num_ranks} ranks with room for {room} experts of a layer each cannot hold "
-                f"{num_experts}: start a group with more ranks, or with more room in each")
+                f"each rank has room for {room} experts of a layer, and {num_ranks} cannot hold "
+                f"all {num_experts}: start a group with more ranks, or with more room in each")
         slots = min(room, -(-num_experts // num_ranks) + self.spare)
         return tuple(place_experts(load, num_ranks, slots * num_ranks - num_experts)
                      for load in self.loads)
 
     def close(self, deadline_s: float = 30.0) -> list[dict | None]:
-        """Let the members go; what each has to say about its life (None: it is dead)."""
+        """Let the members go; what each has to say about its life (None: it is dead).
+
+        One that dies now is no error, and one that hangs is killed at the deadline.
+        """
         for rank in self.epoch.members:
             self.outboxes[rank].put(Stop())
-        dead = {*range(self.workers.num_workers)} - {*self.epoch.members}
-        return self.workers.wait(deadline_s, may_die=dead)
+        ends_at = self.clock() + deadline_s
+        while staying := [rank for rank in self.epoch.members if self.workers.is_alive(rank)]:
+            if self.clock() > ends_at:
+                for rank in staying:
+                    self.workers.kill(rank)
+            time.sleep(PAUSE_S)
+        return self.workers.wait(may_die=range(self.workers.num_workers))

@@ -69,6 +69,7 @@ def connected(timeout_s: float = 60.0) -> Iterator[World]:
     torch.set_num_threads(1)
     dist.init_process_group(backend(), timeout=timedelta(seconds=timeout_s))
     try:
+        dist.all_reduce(torch.zeros(1))         # who left while others still join would stop them
         yield World(dist.get_rank(), dist.get_world_size())
     finally:
         if dist.is_initialized():               # a member of a group may have left it
@@ -105,6 +106,9 @@ class Workers:
         self.processes: list[subprocess.Popen] = []
 
     def __enter__(self) -> "Workers":
+        if LOADING:                     # or each worker would start workers, without end
+            raise RuntimeError(f"{LOADING[-1]} starts workers as soon as it is loaded, and they "
+                               'load it, too: start them under `if __name__ == "__main__":`')
         from torch.distributed import TCPStore
 
         self.directory = tempfile.TemporaryDirectory(prefix="workers-")
@@ -243,8 +247,19 @@ def module_of(work: Callable, file: str | None) -> str | None:
     return spec.name if getattr(package, "__path__", None) and package.__file__ else None
 
 
+LOADING: list[str] = []         # what a function is just being loaded from
+
+
 def resolve(kind: str, where: str, name: str) -> Callable:
-    """The function that a reference means."""
+    """The function that a reference means. What is loaded for it must not start workers."""
+    LOADING.append(where)
+    try:
+        return load(kind, where, name)
+    finally:
+        LOADING.pop()
+
+
+def load(kind: str, where: str, name: str) -> Callable:
     if kind == "module":
         return getattr(importlib.import_module(where), name)
     if kind == "file":

@@ -7,6 +7,8 @@ dies and no collective works any more, the others can still be spoken to.
 import pickle
 from typing import Any, Protocol
 
+MOST_BYTES = 8 << 20            # a TCPStore hangs up on who sends it more
+
 
 class Store(Protocol):
     """What is used of `torch.distributed.TCPStore`."""
@@ -25,7 +27,12 @@ class Mailbox:
         self.num_put = self.num_taken = 0
 
     def put(self, message: Any) -> None:
-        self.store.set(f"{self.name}/{self.num_put}", pickle.dumps(message))
+        """Raises ValueError for a message that the store would not take."""
+        payload = pickle.dumps(message)
+        if len(payload) > MOST_BYTES:
+            raise ValueError(f"a message of {len(payload):,} bytes is over the {MOST_BYTES:,} that "
+                             "the store takes: give a shorter prompt")
+        self.store.set(f"{self.name}/{self.num_put}", payload)
         self.num_put += 1
 
     def take(self) -> list[Any]:

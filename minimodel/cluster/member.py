@@ -122,6 +122,7 @@ class Member:
                 case Serve():
                     self._accept(message)
                 case Abort(number) if number in self.requests:
+                    del self.num_said[number]
                     self.engine.abort(self.requests.pop(number).id)
                 case Epoch():
                     self.next_epoch = message
@@ -132,7 +133,7 @@ class Member:
         try:
             request = self.engine.submit(message.prompt, message.sampling, written=message.written,
                                          **message.how)
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             self.refused.append(Written(message.number, [], 0, 0, f"rejected: {error}"))
             return
         self.requests[message.number] = request
@@ -155,6 +156,11 @@ class Member:
 
 
 def leave_group() -> None:
-    """Alone: who waited here for the others would wait for the dead."""
+    """Alone: who waited here for the others would wait for the dead.
+
+    torch numbers the groups of a process, those that it failed to join, too, and ranks that
+    count differently never meet: the next is the first again, for all.
+    """
     if dist.is_initialized():
         dist.destroy_process_group()
+    dist.distributed_c10d._world.group_count = 0

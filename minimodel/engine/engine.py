@@ -153,7 +153,7 @@ class Engine:
         loaded = {load.request.id: self._load(load) for load in plan.loads}
         load_s = self.clock() - started_s if plan.loads else 0.0
         sampled = self._forward(plan) if plan.work else {}
-        self.unsaved = {work.request: list(work.request.table) for work in plan.work}
+        tables = {work.request: list(work.request.table) for work in plan.work}
         finished = self.scheduler.commit(plan, sampled, self.clock(), loaded)
         self._forget_finished()
         self.last = StepRecord(
@@ -163,6 +163,7 @@ class Engine:
             len(self.scheduler.waiting), self.pool.num_blocks - len(self.pool.free), load_s)
         self.records.append(self.last)
         self.num_steps += 1
+        self.unsaved = tables
         return self.last
 
     def save(self) -> StepRecord | None:
@@ -176,9 +177,9 @@ class Engine:
             started_s, before = self.clock(), self.store.counts["saved"]
             for request, table in tables.items():
                 self._save(request, table)
-            ended_s, num_saved = self.clock(), self.store.counts["saved"] - before
-            self.last = replace(self.last, ended_s=ended_s, save_s=ended_s - started_s,
-                                num_saved=num_saved)
+            save_s = self.clock() - started_s       # it may have waited for a listener till then
+            self.last = replace(self.last, ended_s=self.last.ended_s + save_s, save_s=save_s,
+                                num_saved=self.store.counts["saved"] - before)
             if self.records:
                 self.records[-1] = self.last
         return self.last
@@ -287,7 +288,7 @@ class Engine:
 def usage(request: Request) -> Usage:
     """What a request is billed for, all its answers together."""
     written = sum(len(answer.output) for answer in request.answers)
-    if not written:
+    if not written or request.num_found is None:        # nothing came of it, or not from here
         return Usage(0, 0, 0)
     found = request.num_found
     return Usage(found, len(request.prompt) - found, written,

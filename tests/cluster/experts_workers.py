@@ -3,7 +3,7 @@
 import torch
 
 from minimodel.cache.paged import PagedCache
-from minimodel.cluster.balance import in_order, place_experts
+from minimodel.cluster.balance import Placement, in_order, place_experts
 from minimodel.cluster.experts import serve_together, shard, take_part
 from minimodel.config import ModelConfig
 from minimodel.engine.engine import Engine
@@ -73,6 +73,17 @@ def generate(world, redundant):
     requests = [engine.submit(prompt, SIX) for prompt in prompts_of(world.rank)]
     num_steps = serve_together(engine)
     return [request.output for request in requests], num_steps
+
+
+def rows_of_one_expert(world, _):
+    """Each rank has one token, twice; both ranks have a copy of the expert that all want."""
+    model = make_model()
+    runs = shard(model, [Placement(((0, 1, 2, 3, 7), (0, 4, 5, 6, 7)))] * 2)
+    experts = model.layers[-1].mlp.experts
+    x = torch.ones(1, CONFIG.hidden_size, dtype=torch.float64)
+    for _ in range(2):
+        runs[1](x, torch.tensor([[0]]), torch.ones(1, 1, dtype=torch.float64), experts)
+    return runs[1].traffic.rows_run
 
 
 def fail(world, _):

@@ -50,12 +50,12 @@ class Mortal(Transformer):
         return super().forward(tokens, batch, kv)
 
 
-def make(store=None, budget=16):
+def make(store=None, budget=16, num_blocks=150):
     """Prompts are read in chunks, and blocks are small: a death is always in the middle."""
     model = make_model()
     model.__class__ = Mortal
     kept = DiskStore(store, fingerprint_of(model, BLOCK), min_free_bytes=0) if store else None
-    cache = PagedCache(CONFIG, 150, BLOCK, dtype=torch.float64)
+    cache = PagedCache(CONFIG, num_blocks, BLOCK, dtype=torch.float64)
     limits = Limits(max_tokens_per_step=budget)
     return Engine(model, cache, limits, store=kept), fetcher(make_model())
 
@@ -119,3 +119,23 @@ def meet_without(world, patience_s, how):
 def join(store, epoch, rank, size, patience_s):
     dist.init_process_group("gloo", store=dist.PrefixStore(str(epoch), store), rank=rank,
                             world_size=size, timeout=timedelta(seconds=patience_s))
+
+
+def meet_after_a_failure_alone(world):
+    """The first rank joins an epoch to which nobody comes; then all meet in the next."""
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]),
+                          is_master=False)
+    leave_group()
+    if world.rank == 0:
+        try:
+            join(store, 1, 0, world.size, patience_s=0.3)
+        except RuntimeError:
+            leave_group()
+    join(store, 2, world.rank, world.size, patience_s=20.0)
+    total = torch.tensor([float(10 + world.rank)])
+    dist.all_reduce(total)
+    return total.item()
+
+
+def same_rank(world):
+    return world.rank

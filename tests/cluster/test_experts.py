@@ -49,6 +49,11 @@ def test_engines_that_step_together_write_the_same_tokens(ranks, redundant):
                            for prompt in workers.prompts_of(rank)]
 
 
+def test_single_tokens_of_many_ranks_use_different_copies():
+    """Each rank counts its tokens from its own number on."""
+    assert run("rows_of_one_expert", 2) == [2, 2]
+
+
 def test_a_placement_for_another_group_is_refused():
     with pytest.raises(WorkerError, match="a placement for 2 ranks in a group of 1"):
         run("fail", 1)

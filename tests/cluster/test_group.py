@@ -160,7 +160,7 @@ def test_too_few_are_left_and_another_group_goes_on(tmp_path, expected):
         calls = [group.submit(prompt, GREEDY) for prompt in PROMPTS]
         until(group, written(calls, 4))
         group.workers.kill(0)
-        with pytest.raises(GroupTooSmallError, match=r"2 ranks with room for 3 experts .* hold 8"):
+        with pytest.raises(GroupTooSmallError, match=r"for 3 experts .* 2 cannot hold all 8"):
             group.run(60)
         with pytest.raises(GroupTooSmallError, match="start a group with more ranks"):
             group.poll()                                        # it is still so
@@ -171,7 +171,8 @@ def test_too_few_are_left_and_another_group_goes_on(tmp_path, expected):
         assert [call.output for call in again] == expected
         for call, prompt in zip(again, PROMPTS, strict=True):
             found = call.usage
-            assert found.hit_tokens >= (len(prompt) - 1) // workers.BLOCK * workers.BLOCK
+            most = (len(prompt) - 1) // workers.BLOCK * workers.BLOCK
+            assert most <= found.hit_tokens < len(prompt)
             assert found.disk_hit_tokens == found.hit_tokens
 
 
@@ -184,8 +185,10 @@ def test_a_group_serves_whatever_an_engine_does(expected):
         drawn = group.submit(PROMPTS[2], by_chance)
         plain = group.submit(PROMPTS[0], GREEDY, salt=b"a tenant's", retention="agent")
         refused = [group.submit([3, 271], GREEDY), group.submit([], GREEDY),
-                   group.submit([1] * 300, GREEDY), group.submit([1], retention="for ever"),
-                   group.submit([1], colour="red")]
+                   group.submit([1] * 300, GREEDY), group.submit([1], retention="for ever")]
+        with pytest.raises(TypeError, match="sampling=30 must be a Sampling"):
+            group.submit([1], 30)
+        unknown = group.submit(PROMPTS[3], GREEDY, reuse=False)
         leaving = group.submit(PROMPTS[1], GREEDY)
         until(group, written([drawn, plain, leaving], 5))
         group.abort(leaving)
@@ -194,12 +197,25 @@ def test_a_group_serves_whatever_an_engine_does(expected):
         group.run(60)
         assert drawn.output == alone and drawn.moved == 1
         assert plain.output == expected[0]
-        assert [call.reason.partition(":")[0] for call in refused] == ["rejected"] * 5
-        for call, words in zip(refused, ("token id 271", "empty", "context", "for ever", "colour"),
+        assert unknown.output == expected[3] and unknown.usage.hit_tokens == 0
+        assert [call.reason.partition(":")[0] for call in refused] == ["rejected"] * 4
+        for call, words in zip(refused, ("token id 271", "empty", "context", "for ever"),
                                strict=True):
             assert words in call.reason
         assert leaving.reason == "aborted" and 5 <= len(leaving.output) < COUNT
         assert leaving.output == expected[1][:len(leaving.output)]
+
+
+def test_a_survivor_has_too_few_blocks_for_all_and_no_token_changes(expected):
+    """All requests come to one rank, which must send some away again."""
+    with Supervisor(2, MAKE, None, 16, 20) as group:
+        calls = [group.submit(prompt, GREEDY) for prompt in PROMPTS]
+        until(group, lambda: sum(len(call.output) > 2 for call in calls) >= 2)
+        group.workers.kill(1)
+        group.run(60)
+        assert [call.output for call in calls] == expected
+        stats = group.close()[0]
+        assert stats["preempted"] >= 1 and stats["held"] == 0
 
 
 def test_a_poisonous_request_does_not_kill_every_rank(expected):

@@ -381,6 +381,27 @@ def test_who_stops_listening_leaves_what_was_computed(model, open_store, keep_re
     assert len(engine.records) == keep_records
 
 
+def test_a_listener_s_time_is_not_the_step_s(model, open_store):
+    """Who reads each token for a minute makes no step longer."""
+    now = [0.0]
+    engine = Engine(model, PagedCache(model.config, 40, SIZE, dtype=torch.float64),
+                    clock=lambda: now.__setitem__(0, now[0] + 1) or now[0], store=open_store())
+    for _ in engine.stream(PROMPT, SIX):
+        now[0] += 60
+    assert sum(record.num_saved for record in engine.records) == 6
+    for record in engine.records:
+        assert record.save_s < record.ended_s - record.started_s < 60
+
+
+def test_a_request_that_never_ran_here_costs_nothing(model):
+    engine = make_engine(model)
+    whole = engine.submit(PROMPT, Sampling(max_tokens=2, stop_ids=()), written=(5, 6))
+    waiting = engine.submit(PROMPT, SIX, written=(5,))
+    engine.abort(waiting.id)
+    for request, reason in ((whole, "length"), (waiting, "aborted")):
+        assert (request.reason, usage(request)) == (reason, Usage(0, 0, 0))
+
+
 def test_others_step_while_a_listener_waits(model, slow, open_store):
     """Between a token and its saving somebody else submits, aborts, and steps."""
     engine = make_engine(model, store=open_store())
