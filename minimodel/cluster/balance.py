@@ -25,6 +25,12 @@ class Placement:
 
     experts_of: tuple[tuple[int, ...], ...]
 
+    def __post_init__(self):
+        here = {expert for experts in self.experts_of for expert in experts}
+        if (nowhere := {*range(max(here, default=0) + 1)} - here) or min(here) < 0:
+            raise ValueError(f"expert {min(nowhere, default=0)} has no slot: experts count from 0, "
+                             "and each needs one")
+
     @cached_property
     def copies_of(self) -> dict[int, list[tuple[int, int]]]:
         """Where each expert's copies are: (rank, slot), in the order of ranks."""
@@ -41,6 +47,8 @@ class Placement:
 
     def loads(self, load: Sequence[float]) -> list[float]:
         """Each rank's load, if copies share their expert's evenly."""
+        if len(load) != len(self.copies_of):
+            raise ValueError(f"{len(load)} loads for {len(self.copies_of)} experts: give one each")
         return [sum(load[expert] / len(self.copies_of[expert]) for expert in experts)
                 for experts in self.experts_of]
 
@@ -52,7 +60,7 @@ class Placement:
 
 def in_order(num_experts: int, ranks: int) -> Placement:
     """Neighbours together, one copy each: how experts lie before anybody counts."""
-    if num_experts % ranks:
+    if ranks < 1 or num_experts % ranks:
         raise ValueError(f"{num_experts} experts do not divide among {ranks} ranks: choose another "
                          "number of ranks, or add copies with place_experts")
     each = num_experts // ranks

@@ -148,7 +148,10 @@ def shard(model: Transformer, placements: Sequence[Placement],
     Returns the layers' ways to run them, whose `traffic` can be read. A model that was sharded
     before keeps what it holds and needs again; the rest is fetched.
     """
-    layers = [layer.mlp for layer in model.layers if isinstance(layer.mlp, MoE)]
+    layers, num_experts = model.moe_layers(), model.config.num_experts
+    if [len(placement.copies_of) for placement in placements] != [num_experts] * len(layers):
+        raise ValueError(f"the model has {len(layers)} expert layers of {num_experts} experts: "
+                         "give one placement for each layer, of all its experts")
     runs = [ShardedExperts(placement, group) for placement in placements]
     for number, (layer, run) in enumerate(zip(layers, runs, strict=True)):
         pairs = [weights_of(layer, number, expert, fetch) for expert in run.experts]

@@ -17,7 +17,6 @@ from ..cache.store import DiskStore
 from ..engine.engine import Engine, fingerprint_of
 from ..engine.request import Request, State
 from ..model import checkpoint
-from ..model.moe import MoE
 from .epochs import Abort, Epoch, Joined, Lost, Progress, Ready, Serve, Stop, Written
 from .experts import (
     FetchExpert,
@@ -67,9 +66,8 @@ class Member:
         self.runs: list[ShardedExperts] = []
 
     def live(self) -> dict:
-        layers = [layer.mlp for layer in self.engine.model.layers if isinstance(layer.mlp, MoE)]
-        self.outbox.put(Ready(self.engine.fingerprint, len(layers),
-                              self.engine.model.config.num_experts))
+        config = self.engine.model.config
+        self.outbox.put(Ready(self.engine.fingerprint, config.num_moe_layers, config.num_experts))
         while (epoch := self._await_epoch()) is not None:
             try:
                 self._join(epoch)

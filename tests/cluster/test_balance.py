@@ -102,3 +102,21 @@ def test_what_cannot_be_placed_is_refused(options, message):
         place_experts(**{"load": [1, 2, 3, 4], "ranks": 2, **options})
     with pytest.raises(ValueError, match="7 experts do not divide among 2 ranks"):
         in_order(7, 2)
+
+
+@pytest.mark.parametrize(("experts_of", "nowhere"), [
+    (((0, 2), (2, 3)), 1), (((1,), (2,)), 0), (((),), 0), (((-1, 0), (1, 0)), 0)])
+def test_each_expert_needs_a_slot(experts_of, nowhere):
+    with pytest.raises(ValueError, match=f"expert {nowhere} has no slot"):
+        Placement(experts_of)
+
+
+def test_loads_are_one_for_each_expert():
+    with pytest.raises(ValueError, match="3 loads for 4 experts"):
+        in_order(4, 2).imbalance([1, 2, 3])
+
+
+@pytest.mark.parametrize("ranks", [0, -1, 3])
+def test_experts_in_order_need_a_number_of_ranks_that_divides_them(ranks):
+    with pytest.raises(ValueError, match=f"4 experts do not divide among {ranks} ranks"):
+        in_order(4, ranks)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from minimodel.cluster.balance import in_order
+from minimodel.cluster.experts import shard
 from minimodel.cluster.launch import WorkerError, launch
 from minimodel.engine.generate import generate_without_cache
 
@@ -57,3 +59,10 @@ def test_single_tokens_of_many_ranks_use_different_copies():
 def test_a_placement_for_another_group_is_refused():
     with pytest.raises(WorkerError, match="a placement for 2 ranks in a group of 1"):
         run("fail", 1)
+
+
+@pytest.mark.parametrize("placements", [
+    [in_order(8, 1)], [in_order(8, 1)] * 3, [in_order(4, 1)] * 2])
+def test_placements_of_another_model_are_refused(placements):
+    with pytest.raises(ValueError, match="2 expert layers of 8 experts: give one placement for"):
+        shard(workers.make_model(), placements)
