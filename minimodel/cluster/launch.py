@@ -146,11 +146,12 @@ class Workers:
                 start_new_session=True)
 
     def kill(self, rank: int) -> None:
-        """Kill one worker, as a machine that fails does: without a word."""
+        """Kill one worker, without a word. Its connections are closed, so the others hear of it."""
         kill(self.processes[rank])
 
     def hang(self, rank: int) -> None:
-        """Stop one worker without ending it: it is there, and does nothing any more."""
+        """Stop one worker without ending it: it is there, and does nothing any more. The others
+        see what they would see of a machine without power: nothing."""
         os.killpg(self.processes[rank].pid, signal.SIGSTOP)
 
     def is_alive(self, rank: int) -> bool:
