@@ -1,13 +1,12 @@
 """Chapter 01: its drawings say what they were given, its explorable agrees with the engine."""
 
-import json
 import re
 from dataclasses import replace
 from datetime import date
-from pathlib import Path
 
 import pytest
 import torch
+from notebooks import CHAPTERS, Notebook, refusals
 
 from minimodel.cache.paged import PagedCache
 from minimodel.cache.store import DiskStore
@@ -21,14 +20,9 @@ from minimodel.lesson.town import RED_DOOR, TOWN
 from minimodel.pricing import PRICE_LISTS, Usage, bill, bill_ratio, input_ratio, price_list
 from minimodel.tokenizer import encode
 
-CHAPTERS = Path(__file__).parents[2] / "chapters"
-NOTEBOOK = CHAPTERS / "01_the_second_send.ipynb"
+NOTEBOOK = Notebook("01_the_second_send")
+verdict = refusals(exercises)
 PRICES = price_list("deepseek-flash", date(2026, 11, 2)).prices
-
-
-def cells() -> dict[str, str]:
-    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
-    return {cell["id"]: "".join(cell["source"]) for cell in notebook["cells"]}
 
 
 # --- the idea and the strips -----------------------------------------------------------------
@@ -93,7 +87,7 @@ def test_the_three_ratios_of_the_text():
     assert f"{PRICES.miss / PRICES.hit:.0f}" == "50"
     assert f"{input_ratio(agent, PRICES):.1f}" == "33.6"
     assert f"{bill_ratio(agent, PRICES):.1f}" == "14.9"
-    assert "Fifty, 34, 15" in cells()["ratios-meaning"]
+    assert "Fifty, 34, 15" in NOTEBOOK.cells["ratios-meaning"]
 
 
 def test_times_are_measured():
@@ -276,23 +270,18 @@ def test_the_explorable_starts_with_a_part_of_the_page_in_common():
 # --- the notebook ----------------------------------------------------------------------------
 
 
-def test_it_begins_as_the_other_chapters_do():
-    other = json.loads((CHAPTERS / "05_kv_cache.ipynb").read_text(encoding="utf-8"))
-    setup = {cell["id"]: "".join(cell["source"]) for cell in other["cells"]}["setup"]
-    assert cells()["setup"] == setup
-
-
 def test_the_prompt_fills_whole_blocks_and_one_token():
     prompt = encode(TOWN.ask(RED_DOOR))
     assert len(prompt) == 64 * 16 + 1
-    assert "64 blocks" in cells()["first-meaning"] and "1,024 bytes" in cells()["first-meaning"]
+    said = NOTEBOOK.cells["first-meaning"]
+    assert "64 blocks" in said and "1,024 bytes" in said
 
 
 def test_the_folder_is_removed_when_it_is_no_longer_needed():
-    users = [id for id, source in cells().items()
+    users = [id for id, source in NOTEBOOK.cells.items()
              if re.search(r"\bstart\(\)|\bfolder[.,)]|\bvictim\b", source)]
-    assert "temporary.cleanup()" in cells()["machine-map"]
-    assert list(cells()).index("machine-map") > max(map(list(cells()).index, users))
+    assert "temporary.cleanup()" in NOTEBOOK.cells["machine-map"]
+    assert list(NOTEBOOK.cells).index("machine-map") > max(map(list(NOTEBOOK.cells).index, users))
 
 
 def test_the_changed_letter_is_the_last_of_the_second_block():
@@ -300,16 +289,10 @@ def test_the_changed_letter_is_the_last_of_the_second_block():
     changed = prompt.replace("hare", "mare")
     pairs = zip(encode(prompt), encode(changed), strict=True)
     assert [place for place, (a, b) in enumerate(pairs) if a != b] == [2 * 16 - 1]
-    assert '"hare", "mare"' in cells()["names"]
+    assert '"hare", "mare"' in NOTEBOOK.cells["names"]
 
 
 # --- exercises: wrong answers are told why -----------------------------------------------------
-
-
-def verdict(id: str, answer) -> str:
-    found = judge(exercises.CHAPTER[id], answer)
-    assert not found
-    return found.message
 
 
 def test_near_misses_get_their_own_sentence():

@@ -1,11 +1,10 @@
 """Chapter 03: its drawings show the numbers they are given, its notebook holds its exercises."""
 
-import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
+from notebooks import Notebook
 
 from minimodel.config import ModelConfig
 from minimodel.lesson import chapter_03, facts
@@ -17,14 +16,9 @@ from minimodel.model.batch import Batch
 from minimodel.model.moe import MoE
 from minimodel.tokenizer import encode
 
-CHAPTERS = Path(__file__).parents[2] / "chapters"
+NOTEBOOK = Notebook("03_experts")
 needs_toy = pytest.mark.skipif(not (checkpoint.TOY / "config.json").exists(),
                                reason="the trained toy is not in minimodel/data/toy")
-
-
-def cells(name: str) -> dict[str, str]:
-    notebook = json.loads((CHAPTERS / name).read_text(encoding="utf-8"))
-    return {cell["id"]: "".join(cell["source"]) for cell in notebook["cells"]}
 
 
 # --- listening at the gates ------------------------------------------------------------------
@@ -261,7 +255,7 @@ def test_a_readers_text_is_shown_expert_by_expert():
 
 
 def test_the_notebook_holds_every_exercise_as_its_file_has_it():
-    found = cells("03_experts.ipynb")
+    found = NOTEBOOK.cells
     for exercise in CHAPTER.exercises.values():
         place = exercise.id.replace(".", "-")
         assert found[f"exercise-{place}"] == f'exercise("{exercise.id}")'
@@ -269,12 +263,8 @@ def test_the_notebook_holds_every_exercise_as_its_file_has_it():
             assert found[f"try-{place}"] == exercise.cell
 
 
-def test_it_begins_as_the_other_chapters_do():
-    assert cells("03_experts.ipynb")["setup"] == cells("05_kv_cache.ipynb")["setup"]
-
-
 def test_the_hand_built_layer_of_the_notebook_is_the_shipped_one():
-    found, names = cells("03_experts.ipynb"), {"torch": torch, "F": torch.nn.functional}
+    found, names = NOTEBOOK.cells, {"torch": torch, "F": torch.nn.functional}
     torch.manual_seed(3)
     layer = MoE(ODD).double()
     layer.gate.e_score_correction_bias.uniform_(-0.2, 0.2)
@@ -296,6 +286,6 @@ def test_the_cell_that_waits_for_transformers_finds_the_same_logits(capsys):
     names = {"torch": torch, "Batch": Batch, "checkpoint": checkpoint, "drawing": chapter_03,
              "model": checkpoint.load(), "prompt": prompt}
     with torch.inference_mode():
-        exec(cells("03_experts.ipynb")["parity-here"], names)
+        exec(NOTEBOOK.cells["parity-here"], names)
     assert "100.0% of the best tokens the same" in capsys.readouterr().out
     torch.testing.assert_close(names["ours"], names["theirs"], rtol=1e-3, atol=1e-3)

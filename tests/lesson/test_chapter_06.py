@@ -1,13 +1,12 @@
 """Chapter 06: its drawings say what they were given, its roofline is the cost model's."""
 
-import json
 import re
 import statistics
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
+from notebooks import Notebook
 
 from minimodel.cache.dense import DenseCache
 from minimodel.config import ModelConfig
@@ -17,13 +16,8 @@ from minimodel.lesson.exercises.chapter_06 import CHAPTER
 from minimodel.lesson.exercises.engine import judge
 from minimodel.simulate import cost, hardware
 
-CHAPTERS = Path(__file__).parents[2] / "chapters"
+NOTEBOOK = Notebook("06_two_clocks")
 HERE = "this machine: 94.5 GFLOP/s, 27.0 GB/s"
-
-
-def cells(name: str) -> dict[str, str]:
-    notebook = json.loads((CHAPTERS / name).read_text(encoding="utf-8"))
-    return {cell["id"]: "".join(cell["source"]) for cell in notebook["cells"]}
 
 
 # --- measuring -----------------------------------------------------------------------------
@@ -219,13 +213,9 @@ def test_an_answer_that_is_no_pair_is_told_so():
 
 
 def test_the_notebook_holds_every_exercise_as_its_file_has_it():
-    found = cells("06_two_clocks.ipynb")
+    found = NOTEBOOK.cells
     for exercise in CHAPTER.exercises.values():
         place = exercise.id.replace(".", "-")
         assert found[f"exercise-{place}"] == f'exercise("{exercise.id}")'
         if exercise.check:
             assert found[f"try-{place}"] == exercise.cell
-
-
-def test_it_begins_as_the_other_chapters_do():
-    assert cells("06_two_clocks.ipynb")["setup"] == cells("05_kv_cache.ipynb")["setup"]

@@ -1,11 +1,11 @@
 """Chapter 07: its drawings show the numbers they are given, its notebook holds its exercises."""
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 import torch
+from notebooks import Notebook
 
 from minimodel.config import ModelConfig
 from minimodel.engine.recall import Recall
@@ -21,12 +21,7 @@ LATENT = ModelConfig(hidden_size=36, num_layers=5, num_heads=4, num_kv_heads=4, 
                      latent_size=14, nope_dim=6, rope_dim=8)
 SHARED = ModelConfig(hidden_size=36, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=10,
                      kv_source_layers=(0, 1, 0))
-CHAPTERS = Path(__file__).parents[2] / "chapters"
-
-
-def cells(name: str) -> dict[str, str]:
-    notebook = json.loads((CHAPTERS / name).read_text(encoding="utf-8"))
-    return {cell["id"]: "".join(cell["source"]) for cell in notebook["cells"]}
+NOTEBOOK = Notebook("07_smaller_notes")
 
 
 # --- where heads look ----------------------------------------------------------------------
@@ -190,13 +185,9 @@ def test_the_derivation_of_the_chapter_gives_the_registers_number():
 
 
 def test_the_notebook_holds_every_exercise_as_its_file_has_it():
-    found = cells("07_smaller_notes.ipynb")
+    found = NOTEBOOK.cells
     for exercise in CHAPTER.exercises.values():
         place = exercise.id.replace(".", "-")
         assert found[f"exercise-{place}"] == f'exercise("{exercise.id}")'
         if exercise.check:
             assert found[f"try-{place}"] == exercise.cell
-
-
-def test_it_begins_as_the_other_chapters_do():
-    assert cells("07_smaller_notes.ipynb")["setup"] == cells("05_kv_cache.ipynb")["setup"]

@@ -1,12 +1,11 @@
 """Chapter 08: its drawings say what they were given, its block map is a real pool's run."""
 
-import json
 import random
 import re
-from pathlib import Path
 
 import pytest
 import torch
+from notebooks import Notebook, refusals
 
 from minimodel.cache.blocks import BlockPool
 from minimodel.cache.paged import PagedCache
@@ -18,28 +17,15 @@ from minimodel.lesson.chapter_08 import Moment
 from minimodel.lesson.exercises import chapter_08 as exercises
 from minimodel.lesson.exercises.engine import judge
 
-NOTEBOOK = Path(__file__).parents[2] / "chapters" / "08_paged_memory.ipynb"
-
-
-def cells() -> dict[str, str]:
-    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
-    return {cell["id"]: "".join(cell["source"]) for cell in notebook["cells"]}
-
-
-def run(*ids: str, **given) -> dict:
-    """What some cells of the notebook define, run as they stand there."""
-    names = {"torch": torch, "random": random, "BlockPool": BlockPool, **given}
-    found = cells()
-    for id in ids:
-        exec(found[id], names)
-    return names
+NOTEBOOK = Notebook("08_paged_memory", torch=torch, random=random, BlockPool=BlockPool)
+run, verdict = NOTEBOOK.run, refusals(exercises)
 
 
 # --- the notebook's own code ---------------------------------------------------------------
 
 
 def test_the_hand_built_allocator_is_the_shipped_one():
-    assert "2,000 calls" in cells()["agree-pool"]
+    assert "2,000 calls" in NOTEBOOK.cells["agree-pool"]
     run("blocks", "agree-pool")
 
 
@@ -231,12 +217,6 @@ def test_requests_have_short_names(request_id, name):
 # --- exercises: wrong answers are told why ----------------------------------------------------
 
 
-def verdict(id: str, answer) -> str:
-    found = judge(exercises.CHAPTER[id], answer)
-    assert not found
-    return found.message
-
-
 def test_near_misses_get_their_own_sentence():
     assert "other way round" in verdict("8.1", (29, 4317))
     assert "number of blocks" in verdict("8.1", (4317, 116))
@@ -301,9 +281,3 @@ def test_any_free_block_will_do():
         return True
 
     assert judge(exercises.CHAPTER["8.4"], own)
-
-
-def test_it_begins_as_the_other_chapters_do():
-    other = json.loads((NOTEBOOK.parent / "05_kv_cache.ipynb").read_text(encoding="utf-8"))
-    setup = {cell["id"]: "".join(cell["source"]) for cell in other["cells"]}["setup"]
-    assert cells()["setup"] == setup

@@ -7,10 +7,10 @@ import random
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 import torch
+from notebooks import Notebook, refusals
 
 from minimodel.cache import keys
 from minimodel.cache.blocks import BlockPool, BlockTable
@@ -26,39 +26,26 @@ from minimodel.model.batch import Batch
 from minimodel.simulate.replay import Hits, without_limit
 from minimodel.tokenizer import END, decode, encode
 
-NOTEBOOK = Path(__file__).parents[2] / "chapters" / "10_prefix_cache.ipynb"
 ROOT = keys.root_key("ab" * 32)
-
-
-def cells() -> dict[str, str]:
-    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
-    return {cell["id"]: "".join(cell["source"]) for cell in notebook["cells"]}
-
-
-def run(*ids: str, **given) -> dict:
-    """What some cells of the notebook define, run as they stand there."""
-    names = {"torch": torch, "random": random, "hashlib": hashlib, "BlockPool": BlockPool,
-             "BlockTable": BlockTable, "Batch": Batch, "PagedCache": PagedCache, "END": END,
-             "keys": keys, "decode": decode, "encode": encode, "SIZE": 16, "root": ROOT,
-             "drawing": chapter_10, "TOWN": TOWN, "RED_DOOR": RED_DOOR, **given}
-    found = cells()
-    for id in ids:
-        exec(found[id], names)
-    return names
+NOTEBOOK = Notebook("10_prefix_cache", torch=torch, random=random, hashlib=hashlib, keys=keys,
+                    BlockPool=BlockPool, BlockTable=BlockTable, Batch=Batch, PagedCache=PagedCache,
+                    END=END, decode=decode, encode=encode, SIZE=16, root=ROOT, drawing=chapter_10,
+                    TOWN=TOWN, RED_DOOR=RED_DOOR)
+run, verdict = NOTEBOOK.run, refusals(exercises)
 
 
 # --- the notebook's own code ---------------------------------------------------------------
 
 
 def test_the_hand_built_names_are_the_shipped_keys():
-    assert "the same keys" in cells()["agree"]
+    assert "the same keys" in NOTEBOOK.cells["agree"]
     run("names", "agree", fingerprint_of=lambda model: "cd" * 32, model=None)
 
 
 def test_the_comparison_finds_names_that_forget_what_came_before():
     forgetful = run("names")["name_after"]
-    spoiled = cells()["names"].replace("before + numbers", "numbers")
-    assert spoiled != cells()["names"]
+    spoiled = NOTEBOOK.cells["names"].replace("before + numbers", "numbers")
+    assert spoiled != NOTEBOOK.cells["names"]
     names = run()
     exec(spoiled, names)
     assert names["name_after"](b"a", [1]) != forgetful(b"a", [1])
@@ -73,7 +60,7 @@ def odd(make_model):
 
 def test_the_dictionary_of_chains_gives_the_slow_answer(odd):
     """A small model: hits, and the same tokens as without any memory."""
-    names, found = run("names", model=odd, config=odd.config), cells()
+    names, found = run("names", model=odd, config=odd.config), NOTEBOOK.cells
     read, write = found["two-readings"], found["patchwork"]
     exec(read[read.index("def read"):read.index("typo =")], names)
     exec(write[write.index("def write"):], names)
@@ -95,7 +82,7 @@ def test_tree_and_chain_find_the_same_blocks():
 
 def test_a_tree_that_does_not_split_is_found_out():
     with pytest.raises((AssertionError, IndexError, KeyError)):
-        found = cells()
+        found = NOTEBOOK.cells
         spoiled = found["radix-match"].replace("{tail.run[0]: tail}", "{}")
         names = run("radix-node", rng=random.Random(10))
         exec(spoiled, names)
@@ -146,7 +133,7 @@ def test_the_guess_ends_where_a_block_ends():
 
 
 def test_a_clock_on_top_changes_the_first_block():
-    code = cells()["clock"]
+    code = NOTEBOOK.cells["clock"]
     names = run()
     exec(code[:code.index("bills =")], names)
     on_top, at_end = ([keys.chain(ROOT, names["with_clock"](minute, top), 16)
@@ -299,12 +286,6 @@ def test_the_browser_makes_the_same_keys(tmp_path):
 # --- exercises: wrong answers are told why ----------------------------------------------------
 
 
-def verdict(id: str, answer) -> str:
-    found = judge(exercises.CHAPTER[id], answer)
-    assert not found
-    return found.message
-
-
 def test_near_misses_get_their_own_sentence():
     assert "other way round" in verdict("10.1", (138, 312))
     assert "single tokens" in verdict("10.1", (317, 133))
@@ -369,9 +350,3 @@ def test_blocks_without_a_key_may_stand_in_any_order():
                 + [block for block in alike if block in has_key])
 
     assert judge(exercises.CHAPTER["10.5"], give_back)
-
-
-def test_it_begins_as_the_other_chapters_do():
-    other = json.loads((NOTEBOOK.parent / "05_kv_cache.ipynb").read_text(encoding="utf-8"))
-    setup = {cell["id"]: "".join(cell["source"]) for cell in other["cells"]}["setup"]
-    assert cells()["setup"] == setup

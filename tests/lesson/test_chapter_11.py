@@ -1,15 +1,14 @@
 """Chapter 11: its cells agree with the shipped store, its drawings say what they were given."""
 
-import json
 import os
 import random
 import re
 import struct
 import tempfile
 import zlib
-from pathlib import Path
 
 import pytest
+from notebooks import Notebook, refusals
 
 from minimodel.cache import record
 from minimodel.cache.record import HEAD_BYTES, NO_KEY, Header
@@ -19,30 +18,11 @@ from minimodel.lesson import chapter_11
 from minimodel.lesson.exercises import chapter_11 as exercises
 from minimodel.lesson.exercises.engine import judge
 
-NOTEBOOK = Path(__file__).parents[2] / "chapters" / "11_disk_store.ipynb"
-
-
-def cells() -> dict[str, str]:
-    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
-    return {cell["id"]: "".join(cell["source"]) for cell in notebook["cells"]}
-
-
-def run(*ids: str, **given) -> dict:
-    """What some cells of the notebook define, run as they stand there."""
-    names = {"struct": struct, "zlib": zlib, "random": random, "StoreIndex": StoreIndex, **given}
-    found = cells()
-    for id in ids:
-        exec(found[id], names)
-    return names
+NOTEBOOK = Notebook("11_disk_store", struct=struct, zlib=zlib, random=random, StoreIndex=StoreIndex)
+run, verdict = NOTEBOOK.run, refusals(exercises)
 
 
 # --- the notebook's own code ---------------------------------------------------------------
-
-
-def test_it_begins_as_the_other_chapters_do():
-    other = json.loads((NOTEBOOK.parent / "05_kv_cache.ipynb").read_text(encoding="utf-8"))
-    setup = {cell["id"]: "".join(cell["source"]) for cell in other["cells"]}["setup"]
-    assert cells()["setup"] == setup
 
 
 def test_the_hand_built_record_is_the_shipped_one():
@@ -257,12 +237,6 @@ def test_waits_end_at_what_was_never_there_before():
 
 
 # --- exercises: wrong answers are told why ----------------------------------------------------
-
-
-def verdict(id: str, answer) -> str:
-    found = judge(exercises.CHAPTER[id], answer)
-    assert not found
-    return found.message
 
 
 def test_near_misses_get_their_own_sentence():

@@ -1,10 +1,9 @@
 """Chapter 12: its cells agree with the shipped handoff, its drawings say what they were given."""
 
-import json
 import re
-from pathlib import Path
 
 import pytest
+from notebooks import Notebook, refusals
 
 from minimodel.cluster import links
 from minimodel.cluster.messages import Ack, Block, Read, pack
@@ -12,29 +11,11 @@ from minimodel.lesson import chapter_12
 from minimodel.lesson.exercises import chapter_12 as exercises
 from minimodel.lesson.exercises.engine import judge
 
-NOTEBOOK = Path(__file__).parents[2] / "chapters" / "12_handoff.ipynb"
-
-
-def cells() -> dict[str, str]:
-    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
-    return {cell["id"]: "".join(cell["source"]) for cell in notebook["cells"]}
-
-
-def run(*ids: str, **given) -> dict:
-    """What some cells of the notebook define, run as they stand there."""
-    names, found = dict(given), cells()
-    for id in ids:
-        exec(found[id], names)
-    return names
+NOTEBOOK = Notebook("12_handoff")
+run, verdict = NOTEBOOK.run, refusals(exercises)
 
 
 # --- the notebook's own code ---------------------------------------------------------------
-
-
-def test_it_begins_as_the_other_chapters_do():
-    other = json.loads((NOTEBOOK.parent / "05_kv_cache.ipynb").read_text(encoding="utf-8"))
-    setup = {cell["id"]: "".join(cell["source"]) for cell in other["cells"]}["setup"]
-    assert cells()["setup"] == setup
 
 
 def test_the_hand_built_lease_ends():
@@ -201,12 +182,6 @@ def test_long_prompts_want_readers_and_long_answers_writers():
 
 
 # --- exercises: wrong answers are told why ----------------------------------------------------
-
-
-def verdict(id: str, answer) -> str:
-    found = judge(exercises.CHAPTER[id], answer)
-    assert not found
-    return found.message
 
 
 def test_near_misses_get_their_own_sentence():

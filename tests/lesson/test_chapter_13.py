@@ -1,11 +1,10 @@
 """Chapter 13: its cells agree with the shipped experts, its drawings say what they were given."""
 
-import json
 import random
-from pathlib import Path
 
 import pytest
 import torch
+from notebooks import Notebook, refusals
 
 from minimodel.cluster.balance import Placement, in_order, pack, place_experts, replicate
 from minimodel.lesson import chapter_13
@@ -15,29 +14,11 @@ from minimodel.lesson.facts import find
 from minimodel.model import checkpoint
 from minimodel.model.moe import sorted_experts
 
-NOTEBOOK = Path(__file__).parents[2] / "chapters" / "13_expert_parallelism.ipynb"
-
-
-def cells() -> dict[str, str]:
-    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
-    return {cell["id"]: "".join(cell["source"]) for cell in notebook["cells"]}
-
-
-def run(*ids: str, **given) -> dict:
-    """What some cells of the notebook define, run as they stand there."""
-    names, found = dict(given), cells()
-    for id in ids:
-        exec(found[id], names)
-    return names
+NOTEBOOK = Notebook("13_expert_parallelism")
+run, verdict = NOTEBOOK.run, refusals(exercises)
 
 
 # --- the notebook's own code ---------------------------------------------------------------
-
-
-def test_it_begins_as_the_other_chapters_do():
-    other = json.loads((NOTEBOOK.parent / "05_kv_cache.ipynb").read_text(encoding="utf-8"))
-    setup = {cell["id"]: "".join(cell["source"]) for cell in other["cells"]}["setup"]
-    assert cells()["setup"] == setup
 
 
 @pytest.mark.parametrize("held", [(7, 4), (11, 0)])
@@ -253,12 +234,6 @@ def test_reports_and_paper_keep_their_styles():
 
 
 # --- exercises: wrong answers are told why ----------------------------------------------------
-
-
-def verdict(id: str, answer) -> str:
-    found = judge(exercises.CHAPTER[id], answer)
-    assert not found
-    return found.message
 
 
 def test_near_misses_get_their_own_sentence():

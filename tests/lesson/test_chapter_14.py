@@ -3,10 +3,10 @@
 import json
 import re
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from notebooks import Notebook, refusals
 
 from minimodel.cluster.balance import Placement, place_experts
 from minimodel.cluster.epochs import Epoch
@@ -18,20 +18,8 @@ from minimodel.lesson.exercises import chapter_14 as exercises
 from minimodel.lesson.exercises.engine import judge
 from minimodel.lesson.facts import find
 
-NOTEBOOK = Path(__file__).parents[2] / "chapters" / "14_failed_chip.ipynb"
-
-
-def cells() -> dict[str, str]:
-    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
-    return {cell["id"]: "".join(cell["source"]) for cell in notebook["cells"]}
-
-
-def run(*ids: str, **given) -> dict:
-    """What some cells of the notebook define, run as they stand there."""
-    names, found = dict(given), cells()
-    for id in ids:
-        exec(found[id], names)
-    return names
+NOTEBOOK = Notebook("14_failed_chip")
+run, verdict = NOTEBOOK.run, refusals(exercises)
 
 
 # --- the notebook's own code ---------------------------------------------------------------
@@ -53,12 +41,6 @@ class Workers:
 def mend(workers: Workers, epoch: int, members: list[int]) -> list[int]:
     function = run("mend", json=json, time=time, until=chapter_14.until)["mend"]
     return function(workers, epoch, members, 0.05)
-
-
-def test_it_begins_as_the_other_chapters_do():
-    other = json.loads((NOTEBOOK.parent / "05_kv_cache.ipynb").read_text(encoding="utf-8"))
-    setup = {cell["id"]: "".join(cell["source"]) for cell in other["cells"]}["setup"]
-    assert cells()["setup"] == setup
 
 
 def test_the_hand_built_mending_kills_the_silent_before_the_new_epoch():
@@ -229,12 +211,6 @@ def test_stops_keep_reported_and_modelled_apart():
 
 
 # --- exercises: wrong answers are told why ----------------------------------------------------
-
-
-def verdict(id: str, answer) -> str:
-    found = judge(exercises.CHAPTER[id], answer)
-    assert not found
-    return found.message
 
 
 def test_near_misses_get_their_own_sentence():

@@ -4,13 +4,11 @@ import hashlib
 import os
 import pickle
 import time
-from collections import defaultdict
-from contextlib import contextmanager
 from pathlib import Path
-from unittest import mock
 
 import torch
 import torch.distributed as dist
+from listening import listening
 
 from minimodel.cache.paged import PagedCache
 from minimodel.cache.store import DiskStore
@@ -61,18 +59,6 @@ def serve(world, model, prompts, count):
     engine.check()
     return {number: (request.output, torch.stack(seen[request.id]))
             for number, request in requests.items()}
-
-
-@contextmanager
-def listening():
-    seen = defaultdict(list)
-
-    def listen(logits, requests):
-        for row, request in zip(logits, requests, strict=True):
-            seen[request.id].append(row)
-        return choose(logits, requests)
-    with mock.patch.object(engine_module, "choose", listen):
-        yield seen
 
 
 # --- a member of a group whose other members die --------------------------------------------------

@@ -10,16 +10,15 @@ import importlib.util
 import pickle
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from unittest import mock
 
 import pytest
 import torch
+from listening import listening
 
 from minimodel.cache import keys
 from minimodel.cache.dense import DenseCache
@@ -31,8 +30,7 @@ from minimodel.cluster.launch import Workers
 from minimodel.cluster.links import Network
 from minimodel.cluster.mailbox import Mailbox
 from minimodel.cluster.router import Ask, ByOpening, Cost, Policy, Router, round_robin
-from minimodel.engine import engine as engine_module
-from minimodel.engine.engine import Engine, choose, fingerprint_of
+from minimodel.engine.engine import Engine, fingerprint_of
 from minimodel.engine.generate import generate_with_cache, generate_without_cache
 from minimodel.engine.request import Request, Sampling
 from minimodel.engine.scheduler import Limits
@@ -177,19 +175,6 @@ def run(engine: Engine, after_step=lambda record: None) -> dict[str, list[torch.
             after_step(record)
     assert engine.stats()["held"] == 0
     return seen
-
-
-@contextmanager
-def listening() -> Iterator[dict[str, list[torch.Tensor]]]:
-    """The logits from which each request's tokens are chosen, meanwhile."""
-    seen = defaultdict(list)
-
-    def listen(logits, requests):
-        for row, request in zip(logits, requests, strict=True):
-            seen[request.id].append(row)
-        return choose(logits, requests)
-    with mock.patch.object(engine_module, "choose", listen):
-        yield seen
 
 
 def answered(requests: list[Request], seen: dict[str, list[torch.Tensor]]) -> list[Answer]:
