@@ -197,8 +197,15 @@ def by_keyboard(control: dict, box) -> list:
         return [lambda key=key: box.press(key) for key in ("Home", "ArrowRight", "End", "ArrowUp")]
     if control["kind"] == "checkbox":
         return [lambda: box.press("Space")] * 2
-    return [lambda text=text: (box.press("ControlOrMeta+a"), box.press_sequentially(str(text)))
-            for text in control["tries"] if "\n" not in str(text)]
+    return [lambda text=text: type_into(box, str(text)) for text in control["tries"]
+            if "\n" not in str(text)]
+
+
+def type_into(box, text: str) -> None:
+    """Letter by letter, in place of what stands there; of a long text, the rest is pasted."""
+    box.press("ControlOrMeta+a")
+    box.press_sequentially(text[:200])
+    box.page.keyboard.insert_text(text[200:])
 
 
 def by_pointer(control: dict, box) -> list:
