@@ -1,4 +1,4 @@
-"""The command line: `python -m minimodel generate | train | store`.
+"""The command line: `python -m minimodel generate | train | serve | store`.
 
 torch is loaded by the command that needs it, so that `--help` answers at once.
 """
@@ -25,6 +25,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_generate(commands)
     add_train(commands)
+    add_serve(commands)
     add_store(commands)
     return top
 
@@ -75,6 +76,37 @@ def add_train(commands) -> None:
     train.add_argument("--float32", action="store_true",
                        help="multiply in float32, for processors without bfloat16 instructions")
     train.set_defaults(run=run_train)
+
+
+def add_serve(commands) -> None:
+    serve = commands.add_parser(
+        "serve", help="answer over HTTP, as OpenAI's API does",
+        description="Serve a model at /v1/completions and /v1/chat/completions, for OpenAI's "
+                    "client and any like it, until Ctrl-C. The usage of each answer counts hits "
+                    "and misses as DeepSeek's API does. /health and /metrics need no key.")
+    serve.add_argument("--model", type=Path, metavar="DIR",
+                       help="checkpoint folder, as `train` writes it (default: the shipped toy)")
+    serve.add_argument("--name", metavar="NAME",
+                       help="what clients call the model (default: the folder's name)")
+    serve.add_argument("--store", type=Path, metavar="DIR",
+                       help="keep the notes in this folder, so that a restart forgets nothing")
+    serve.add_argument("--replicas", type=int, default=1, metavar="N",
+                       help="engines that share the weights, behind a router (default 1)")
+    serve.add_argument("--blocks", type=int, default=2_048, metavar="N",
+                       help="room of each replica's cache, in blocks of 16 tokens (default 2048)")
+    serve.add_argument("--host", default="127.0.0.1", metavar="H",
+                       help="address to listen on (default 127.0.0.1: this machine only)")
+    serve.add_argument("--port", type=int, default=8000, metavar="P",
+                       help="port to listen on; 0 takes one that is free (default 8000)")
+    serve.add_argument("--api-key-file", type=Path, metavar="F",
+                       help="let in only who has a key: a line 'KEY TENANT' for each, and for "
+                            "agents 'KEY TENANT agent'. Tenants share nothing")
+    serve.add_argument("--max-waiting", type=int, default=64, metavar="N",
+                       help="refuse a request (429) while N wait for their first token "
+                            "(default 64)")
+    serve.add_argument("--max-body-bytes", type=int, default=1 << 20, metavar="N",
+                       help="refuse a longer request (413; default 1 MiB)")
+    serve.set_defaults(run=run_serve)
 
 
 def add_store(commands) -> None:
@@ -177,6 +209,36 @@ def run_train(options: argparse.Namespace) -> None:
     checkpoint.save(model, folder / "checkpoint")
     print("Done. Try: python -m minimodel generate "
           f"--model {folder / 'checkpoint'} --prompt-file F")
+
+
+def run_serve(options: argparse.Namespace) -> None:
+    for name in ("replicas", "blocks", "max_waiting", "max_body_bytes"):
+        if getattr(options, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(options, name)} must be at "
+                             "least 1")
+    try:
+        from .serve import server, tenants
+    except ModuleNotFoundError as error:
+        raise ValueError(f"the server needs {error.name}, which is not installed: pip install "
+                         "fastapi uvicorn") from error
+    import torch
+
+    from .model import checkpoint
+
+    torch.set_num_threads(1)
+    keys = tenants.read_tenants(options.api_key_file) if options.api_key_file else None
+    listening = server.bind(options.host, options.port)         # before what takes its time
+    folder = options.model or checkpoint.TOY
+    service = server.make_service(
+        checkpoint.load(folder), num_replicas=options.replicas, num_blocks=options.blocks,
+        store=options.store, max_waiting=options.max_waiting)
+    site = server.Site(service, options.name or folder.resolve().name,
+                       keys or tenants.Tenants(), options.max_body_bytes)
+    print(f"{site.model} at {server.url_of(listening)}/v1 (Ctrl-C ends it)", flush=True)
+    if keys is None and not server.is_loopback(listening):
+        print("warning: whoever reaches this address may use it: give --api-key-file",
+              file=sys.stderr, flush=True)
+    server.serve(site, listening)
 
 
 # --- the store ---------------------------------------------------------------------------

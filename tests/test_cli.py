@@ -50,7 +50,7 @@ def generate(model_folder, tmp_path, capsysbinary):
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["train", "--help"],
-                                       ["store", "--help"]])
+                                       ["serve", "--help"], ["store", "--help"]])
 def test_help_comes_without_torch(arguments):
     code = ("import sys, runpy; sys.argv = ['minimodel', *sys.argv[1:]]\n"
             "try: runpy.run_module('minimodel', run_name='__main__')\n"
