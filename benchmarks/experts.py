@@ -41,7 +41,7 @@ import torch.distributed as dist
 
 from minimodel.cache.paged import PagedCache
 from minimodel.cluster.balance import Placement, in_order, place_experts
-from minimodel.cluster.experts import ShardedExperts, Traffic, anyone, shard, step_together
+from minimodel.cluster.experts import ShardedExperts, anyone, shard, step_together
 from minimodel.cluster.group import Call, Change, Supervisor
 from minimodel.cluster.launch import World, launch
 from minimodel.cluster.member import toy
@@ -161,16 +161,10 @@ def serve(engine: Engine, runs: list[ShardedExperts], prompts: list[list[int]],
         started_s = time.perf_counter()
         step_together(engine)
         seconds.append(time.perf_counter() - started_s)
-        traffic.append([take_traffic(run) for run in runs])
+        traffic.append([run.take_traffic() for run in runs])
     return {"answers": [request.output for request in requests], "seconds": torch.tensor(seconds),
             **{name: torch.tensor([[getattr(layer, name) for layer in step] for step in traffic])
                for name in COUNTED}}
-
-
-def take_traffic(run: ShardedExperts) -> Traffic:
-    """What an expert layer has done since this was last asked."""
-    taken, run.traffic = run.traffic, Traffic(chosen=[0] * len(run.num_copies))
-    return taken
 
 
 # --- what came of it ------------------------------------------------------------------------------

@@ -101,10 +101,10 @@ class ShardedExperts:
         self.traffic.chosen = [before + more for before, more in
                                zip(self.traffic.chosen, counts, strict=True)]
 
-    def take_chosen(self) -> list[int]:
-        """How often each expert was chosen since this was last asked."""
-        chosen, self.traffic.chosen = self.traffic.chosen, [0] * len(self.num_copies)
-        return chosen
+    def take_traffic(self) -> Traffic:
+        """What has been done since this was last asked."""
+        taken, self.traffic = self.traffic, Traffic(chosen=[0] * len(self.num_copies))
+        return taken
 
     def _run(self, rows: torch.Tensor, slots: torch.Tensor, experts: Experts) -> torch.Tensor:
         self.traffic.rows_run += len(rows)

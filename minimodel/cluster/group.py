@@ -28,10 +28,9 @@ from ..pricing import Usage
 from .balance import Placement, place_experts
 from .epochs import Abort, Epoch, Joined, Lost, Progress, Ready, Serve, Stop, Written
 from .launch import WorkerError, Workers, reference
-from .mailbox import Mailbox
+from .mailbox import PAUSE_S, Mailbox
 from .worker import require_one_model
 
-PAUSE_S = 0.002
 MOST_MOVES = 2              # a request whose ranks die again and again is not tried on all
 
 

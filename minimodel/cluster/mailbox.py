@@ -8,6 +8,7 @@ import pickle
 from typing import Any, Protocol
 
 MOST_BYTES = 8 << 20            # a TCPStore hangs up on who sends it more
+PAUSE_S = 0.002                 # with nothing there, look again after this
 
 
 class Store(Protocol):

@@ -28,9 +28,7 @@ from .experts import (
     step_together,
 )
 from .launch import World, backend, resolve
-from .mailbox import Mailbox
-
-PAUSE_S = 0.002                 # with nothing to do, look again after this
+from .mailbox import PAUSE_S, Mailbox
 
 
 def toy(store: str | None = None, folder: str | None = None,
@@ -149,7 +147,7 @@ class Member:
             if done:
                 del self.requests[number], self.num_said[number]
         if written:                             # the counts can wait
-            chosen = [run.take_chosen() for run in self.runs]
+            chosen = [run.take_traffic().chosen for run in self.runs]
             self.outbox.put(Progress(written, chosen))
 
 

@@ -8,8 +8,9 @@ A folder holds
     tokenizer_config.json, generation_config.json
 
 In memory the experts of a layer are stacked, in the file each has its own tensors, as
-`save_pretrained` writes them. `named_tensors` is the only place that knows: it cuts the
-model's own memory into views by the file's names, and saving and loading both go through it.
+`save_pretrained` writes them. Only `named_tensors` and `ExpertFile` know: the one cuts the
+model's own memory into views by the file's names, and saving and loading both go through it; the
+other reads experts one by one.
 
 `transformers` loads the folder of a model whose layers share no notes, and gives the same
 tokens. vLLM does where keys and values are noted.
@@ -47,13 +48,17 @@ def named_tensors(model: Transformer) -> dict[str, torch.Tensor]:
             continue
         layer, kind = name.rsplit(".", 1)
         for expert, matrix in enumerate(tensor):
+            gate, up, down = expert_names(layer, expert)
             if kind == "down_proj":
-                named[f"{layer}.{expert}.down_proj.weight"] = matrix
+                named[down] = matrix
             else:
-                gate, up = matrix.chunk(2)
-                named[f"{layer}.{expert}.gate_proj.weight"] = gate
-                named[f"{layer}.{expert}.up_proj.weight"] = up
+                named[gate], named[up] = matrix.chunk(2)
     return named
+
+
+def expert_names(layer: str, expert: int) -> list[str]:
+    """What the file calls an expert's three matrices: gate, up, down."""
+    return [f"{layer}.{expert}.{kind}_proj.weight" for kind in ("gate", "up", "down")]
 
 
 # --- saving ----------------------------------------------------------------------------
@@ -247,7 +252,7 @@ class ExpertFile:
 
     def __call__(self, layer: int, expert: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Of expert layer `layer`, counted from 0: gate and up as one matrix, and down."""
-        name = f"model.layers.{self.config.num_dense_layers + layer}.mlp.experts.{expert}"
-        gate, up, down = (self.file.get_tensor(f"{name}.{kind}_proj.weight").to(self.dtype)
-                          for kind in ("gate", "up", "down"))
+        experts = f"model.layers.{self.config.num_dense_layers + layer}.mlp.experts"
+        gate, up, down = (self.file.get_tensor(name).to(self.dtype)
+                          for name in expert_names(experts, expert))
         return torch.cat([gate, up]), down

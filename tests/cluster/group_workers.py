@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from fetching import fetcher
 
 from minimodel.cache.paged import PagedCache
 from minimodel.cache.store import DiskStore
@@ -17,7 +18,6 @@ from minimodel.config import ModelConfig
 from minimodel.engine.engine import Engine, fingerprint_of
 from minimodel.engine.scheduler import Limits
 from minimodel.model.batch import Batch
-from minimodel.model.moe import MoE
 from minimodel.model.transformer import Transformer
 
 CONFIG = ModelConfig(vocab_size=271, hidden_size=46, num_layers=3, num_heads=6, num_kv_heads=2,
@@ -34,13 +34,6 @@ def make_model():
         for parameter in model.parameters():
             parameter.mul_(3)
     return model
-
-
-def fetcher(model):
-    """The experts of a whole model, as from a checkpoint."""
-    layers = [layer.mlp.experts for layer in model.layers if isinstance(layer.mlp, MoE)]
-    matrices = [(experts.gate_up_proj.data, experts.down_proj.data) for experts in layers]
-    return lambda layer, expert: tuple(stack[expert] for stack in matrices[layer])
 
 
 class Mortal(Transformer):

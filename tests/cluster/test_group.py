@@ -13,8 +13,9 @@ from random import Random
 
 import pytest
 import torch
+from group_play import Played, Shelf, until, written
 
-from minimodel.cluster.epochs import Epoch, Joined, Lost, Progress, Ready, Serve, Written
+from minimodel.cluster.epochs import Epoch, Joined, Lost, Progress, Serve, Written
 from minimodel.cluster.group import GroupTooSmallError, Supervisor
 from minimodel.cluster.launch import WorkerError, Workers, launch
 from minimodel.cluster.mailbox import Mailbox
@@ -41,19 +42,6 @@ def expected():
     answers = [generate_without_cache(model, prompt, COUNT, stop_ids=()) for prompt in PROMPTS]
     assert len({tuple(answer) for answer in answers}) == len(PROMPTS)
     return answers
-
-
-def until(group, is_true, deadline_s=60):
-    """Poll until something is true of the group."""
-    ends_at = time.monotonic() + deadline_s
-    while not is_true():
-        group.poll()
-        assert time.monotonic() < ends_at, "it never came true"
-        time.sleep(0.001)
-
-
-def written(calls, count):
-    return lambda: all(len(call.output) >= count for call in calls)
 
 
 # --- real processes -------------------------------------------------------------------------------
@@ -251,55 +239,6 @@ def test_g65_g70_experts_move_and_every_path_finds_them():
 
 
 # --- the supervisor's rules, with members that the test plays -------------------------------------
-
-
-class Shelf(dict):
-    """A store where both look."""
-
-    set = dict.__setitem__
-    get = dict.__getitem__
-    delete_key = dict.pop
-
-    def check(self, keys):
-        return all(key in self for key in keys)
-
-
-class PlayedWorkers:
-    """Processes that there are not."""
-
-    def __init__(self, num_workers):
-        self.num_workers, self.store, self.dead, self.killed = num_workers, Shelf(), set(), []
-
-    def is_alive(self, rank):
-        return rank not in self.dead
-
-    def kill(self, rank):
-        self.killed.append(rank)
-        self.dead.add(rank)
-
-    def require_alive(self):
-        assert not self.dead
-
-
-class Played:
-    """A started supervisor, and what its members hear and say."""
-
-    def __init__(self, num_ranks, **options):
-        self.group = Supervisor(num_ranks, **options)
-        self.workers = self.group.workers = PlayedWorkers(num_ranks)
-        self.says = {rank: Mailbox(self.workers.store, f"from/{rank}") for rank in range(num_ranks)}
-        self.hears = {rank: Mailbox(self.workers.store, f"to/{rank}") for rank in range(num_ranks)}
-        self.group._wait = self._say_so
-        self.group._start()
-
-    def _say_so(self, is_true, deadline_s, what):
-        message = Ready("f" * 64, 2, 6) if "ready" in what else Joined(1, 0)
-        for mailbox in self.says.values():
-            mailbox.put(message)
-        assert is_true()
-
-    def heard(self, rank):
-        return self.hears[rank].take()
 
 
 def test_g68_all_ranks_meet_in_one_order_whoever_spoke_first():

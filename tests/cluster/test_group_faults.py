@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 import torch.distributed as dist
+from group_play import Played, Shelf, until, written
 
 from minimodel.cluster.epochs import Abort, Epoch, Joined, Lost, Progress, Serve, Written
 from minimodel.cluster.group import GroupTooSmallError, Supervisor
@@ -18,19 +19,11 @@ from minimodel.model import checkpoint
 from minimodel.model.corpus import town_notebook
 from minimodel.tokenizer import encode
 
-FOLDER = Path(__file__).parent
+WORKERS = Path(__file__).with_name("group_workers.py")
+spec = importlib.util.spec_from_file_location("group_workers", WORKERS)
+workers = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(workers)
 
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-workers, played = load("group_workers"), load("test_group")
-Played, Shelf, until, written = played.Played, played.Shelf, played.until, played.written
-WORKERS = FOLDER / "group_workers.py"
 MAKE = f"{WORKERS}:make"
 TEN = Sampling(10, stop_ids=())
 PROMPTS = [Random(f"faults/{i}").choices(range(256), k=size) for i, size in enumerate([21, 34, 13])]

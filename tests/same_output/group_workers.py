@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from fetching import fetcher
 from listening import listening
 
 from minimodel.cache.paged import PagedCache
@@ -75,10 +76,8 @@ def make_member(path, folder):
             file.with_suffix(f".{os.getpid()}").replace(file)
         return choose(logits, requests)
     engine_module.choose = listen
-    layers = [layer.experts for layer in whole.moe_layers()]
     store = DiskStore(Path(folder) / "store", fingerprint_of(model, BLOCK), min_free_bytes=0)
-    return make_engine(model, store=store), lambda layer, expert: (
-        layers[layer].gate_up_proj.data[expert], layers[layer].down_proj.data[expert])
+    return make_engine(model, store=store), fetcher(whole)
 
 
 def logits_name(prompt, num_written):
